@@ -1,0 +1,65 @@
+/* What every command reports with: the one-line error, JSON output, the clock and the digest. */
+#define _POSIX_C_SOURCE 200809L
+#include "cli.h"
+
+#include "core/dtype.h"
+
+#include <cjson/cJSON.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+int cli_fail(int exit_code, const char *format, ...) {
+    char line[4096];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    /* Names come from files and arguments: a newline or an escape sequence in one must not reach the
+     * terminal, nor make two lines of the error. */
+    size_t length = strlen(line);
+    while (length && line[length - 1] == '\n') line[--length] = 0;
+    for (char *c = line; *c; c++) {
+        if (*c == '\n') *c = ';';
+        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    }
+    fprintf(stderr, "logitless: %s\n", line);
+    return exit_code;
+}
+
+int cli_fail_status(ll_status status) {
+    bool caller = status == LL_STATUS_INVALID_ARG || status == LL_STATUS_UNSUPPORTED;
+    return cli_fail(caller ? CLI_EXIT_USAGE : CLI_EXIT_RUNTIME, "%s", ll_last_error());
+}
+
+int cli_fail_input(ll_status status) {
+    if (status != LL_STATUS_IO) return cli_fail_status(status);
+    return cli_fail(CLI_EXIT_USAGE, "%s", ll_last_error());
+}
+
+double cli_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+uint64_t cli_digest(const float *nll, int64_t n) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits = nll[i] != nll[i] ? 0x7fc00000u : nll[i] == 0 ? 0 : lli_bits(-nll[i]);
+        for (int byte = 0; byte < 4; byte++) {
+            hash = (hash ^ (bits >> (8 * byte) & 0xffu)) * 0x100000001b3u;
+        }
+    }
+    return hash;
+}
+
+int cli_print_json(cJSON *object) {
+    char *text = object ? cJSON_Print(object) : NULL;
+    cJSON_Delete(object);
+    if (!text) return cli_fail(CLI_EXIT_RUNTIME, "out of memory for the JSON output");
+    printf("%s\n", text);
+    cJSON_free(text);
+    return CLI_EXIT_OK;
+}

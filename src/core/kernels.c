@@ -1,0 +1,14 @@
+/* The kernels of each operation, best first; the reference, which accepts every problem, last. */
+#include "core/plan.h"
+#include "cpu/cpu.h"
+#include "ref/ref.h"
+
+const lli_kernel *const lli_linear_ce_kernels[] = {
+#ifdef LLI_HAVE_AVX512
+    &lli_linear_ce_cpu_avx512,
+#endif
+#ifdef LLI_HAVE_AVX2
+    &lli_linear_ce_cpu_avx2,
+#endif
+    &lli_linear_ce_cpu_plain,  &lli_linear_ce_ref, NULL,
+};

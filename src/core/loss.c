@@ -1,0 +1,98 @@
+/* The loss and gradient coefficients of loss.h. */
+#include "core/loss.h"
+#include "core/exact_sum.h"
+#include "core/math64.h"
+#include "core/softmax.h"
+
+#include <math.h>
+
+/* factor * value, with 0 a mask. */
+static double masked(double factor, double value) {
+    return factor == 0.0 ? 0.0 : factor * value;
+}
+
+lli_loss_terms lli_loss_prepare(const lli_problem *problem, const lli_call *call) {
+    const ll_loss *loss = &problem->loss;
+    double v_total = (double)problem->v_total, mass = loss->label_smoothing;
+    if (loss->smoothing_rule == LL_SMOOTHING_OTHERS && mass > 0.0) mass = mass * v_total / (v_total - 1.0);
+    lli_loss_terms terms = {
+        .hard = 1.0 - mass,
+        .soft = mass / v_total,
+        .z_loss = loss->z_loss,
+        .class_total = v_total,
+        .inv_divisor = call->divisor > 0.0 ? 1.0 / call->divisor : 0.0,
+        .reduction = loss->reduction,
+        .token_scaling = loss->token_scaling,
+        .args = call->args,
+    };
+    if (mass > 0.0 && call->args->class_weight) {
+        lli_exact total = {0};
+        for (int64_t v = 0; v < problem->v_total; v++) lli_exact_add_f32(&total, call->args->class_weight[v]);
+        terms.class_total = lli_exact_value(&total);
+    }
+    return terms;
+}
+
+static double class_weight(const lli_loss_terms *terms, int64_t y) {
+    return terms->args->class_weight ? (double)terms->args->class_weight[y] : 1.0;
+}
+
+/* s[i] */
+static double token_scale(const lli_loss_terms *terms, const lli_row_result *row, int64_t i) {
+    double scale = terms->args->token_weight ? (double)terms->args->token_weight[i] : 1.0;
+    return terms->token_scaling ? masked(scale, lli_exp(-row->nll)) : scale;
+}
+
+void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y, double *loss,
+                  double *z_loss) {
+    double scale = token_scale(terms, row, i);
+    double ce = masked(terms->hard * class_weight(terms, y), row->nll) + masked(terms->soft, row->soft_sum);
+    double z = masked(terms->z_loss, row->lse * row->lse);
+    *loss = masked(scale, ce + z);
+    *z_loss = masked(scale, z);
+}
+
+lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y) {
+    const ll_linear_ce_args *args = terms->args;
+    double up_loss = 0.0, cw = class_weight(terms, y);
+    if (args->up_loss) {
+        up_loss = args->up_loss[terms->reduction == LL_REDUCTION_NONE ? i : 0] * terms->inv_divisor;
+        up_loss = masked(up_loss, token_scale(terms, row, i));
+    }
+    double up_nll = args->up_nll ? (double)args->up_nll[i] : 0.0;
+    double up_lse = args->up_lse ? (double)args->up_lse[i] : 0.0;
+    double gamma = args->up_entropy ? (double)args->up_entropy[i] : 0.0;
+    double delta = up_nll + masked(up_loss, terms->hard * cw);
+    double epsilon = masked(up_loss, terms->soft);
+    /* alpha - delta, kept apart so that the target's dz needs no difference of the two */
+    double rest =
+        up_lse + masked(epsilon, terms->class_total) + masked(up_loss, 2.0 * masked(terms->z_loss, row->lse));
+    double bits = row->lse * LLI_LOG2E, k = rint(bits);
+    lli_row_grad grad = {
+        .alpha = (float)(delta + rest),
+        .gamma = (float)gamma,
+        .epsilon = (float)epsilon,
+        .entropy = (float)row->entropy,
+        .dead = delta == 0.0 && rest == 0.0 && gamma == 0.0 && epsilon == 0.0,
+        .wide = !(fabs(row->lse) < LLI_Z_FLOAT),
+        .lse = row->lse,
+    };
+    if (!grad.wide) {
+        grad.k = (float)k;
+        grad.fraction = (float)(bits - k);
+    }
+    if (delta != 0.0) {
+        double p = lli_exp(-row->nll);
+        double inner = rest + masked(gamma, p > 0.0 ? row->nll - row->entropy : 0.0);
+        grad.has_target = 1;
+        grad.target_dz = (float)(delta * lli_expm1(-row->nll) + masked(p, inner) - masked(epsilon, cw));
+    }
+    return grad;
+}
+
+float lli_row_dz_wide(const lli_row_grad *grad, float z, float class_weight) {
+    double d = (double)z - grad->lse, p = lli_exp(d);
+    double value = masked(grad->alpha, p);
+    if (grad->gamma != 0.0f && p != 0.0) value += grad->gamma * p * (-d - grad->entropy);
+    return (float)(value - masked(grad->epsilon, class_weight));
+}

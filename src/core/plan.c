@@ -1,0 +1,175 @@
+/* Life of a plan and the entry of every pass: check, then hand over to the chosen kernel. */
+#include "core/plan.h"
+#include "core/pool.h"
+#include "core/problem.h"
+
+#include <fenv.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const backend_names[] = {"auto", "cpu", "ref", "cuda"};
+
+/* First kernel of the table that takes the problem; every refusal before it is kept as a line of text. */
+static ll_status choose_kernel(ll_plan *plan) {
+    const char *forced = getenv("LL_KERNEL");
+    bool known = false;
+    size_t used = 0;
+    char why[160];
+    for (const lli_kernel *const *entry = lli_linear_ce_kernels; *entry; entry++) {
+        const lli_kernel *kernel = *entry;
+        if (forced && *forced) {
+            if (strcmp(forced, kernel->name) != 0) continue;
+            known = true;
+        } else if (plan->problem.backend != LL_BACKEND_AUTO &&
+                   plan->problem.backend != (int32_t)kernel->backend) {
+            continue;
+        }
+        if (kernel->machine_ok(why, sizeof why) && kernel->accepts(&plan->problem, why, sizeof why)) {
+            plan->kernel = kernel;
+            return LL_STATUS_OK;
+        }
+        int length =
+            snprintf(plan->refusals + used, sizeof plan->refusals - used, "%s: %s\n", kernel->name, why);
+        used += (size_t)length;
+        if (used >= sizeof plan->refusals) used = sizeof plan->refusals - 1;
+    }
+    if (forced && *forced && !known) {
+        return lli_fail(
+            LL_STATUS_INVALID_ARG,
+            "ll_plan_create: LL_KERNEL is \"%s\", which is no kernel of this build (logitless info lists "
+            "them)",
+            forced);
+    }
+    return lli_fail(LL_STATUS_UNSUPPORTED, "ll_plan_create: no kernel for backend %s: %s",
+                    backend_names[plan->problem.backend], *plan->refusals ? plan->refusals : "none built");
+}
+
+ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **result) {
+    LLI_REQUIRE(result, LL_STATUS_INVALID_ARG, "ll_plan_create: plan is NULL");
+    *result = NULL;
+    LLI_REQUIRE(desc, LL_STATUS_INVALID_ARG, "ll_plan_create: desc is NULL");
+    ll_plan_desc whole;
+    LLI_TRY(lli_struct_copy(&whole, sizeof whole, desc, sizeof(size_t), "ll_plan_create: ll_plan_desc"));
+    ll_plan *plan = calloc(1, sizeof *plan);
+    LLI_REQUIRE(plan, LL_STATUS_MEMORY, "ll_plan_create: no memory for the plan");
+    ll_status status = lli_problem_check(&whole, &plan->problem);
+    if (status != LL_STATUS_OK) goto fail;
+    status = choose_kernel(plan);
+    if (status != LL_STATUS_OK) goto fail;
+    status = plan->kernel->configure(plan->kernel, &plan->problem, &plan->config);
+    if (status != LL_STATUS_OK) goto fail;
+    for (int pass = 0; pass < 3; pass++) {
+        plan->workspace_bytes[pass] =
+            plan->kernel->workspace(plan->kernel, &plan->problem, &plan->config, (ll_pass)pass);
+    }
+    status =
+        lli_pool_create(plan->kernel->backend == LL_BACKEND_CPU ? plan->problem.n_threads : 1, &plan->pool);
+    if (status != LL_STATUS_OK) goto fail;
+    *result = plan;
+    return LL_STATUS_OK;
+fail:
+    ll_plan_destroy(plan);
+    return status;
+}
+
+void ll_plan_destroy(ll_plan *plan) {
+    if (!plan) return;
+    lli_pool_destroy(plan->pool);
+    free(plan);
+}
+
+ll_status ll_plan_workspace(const ll_plan *plan, ll_pass pass, size_t *bytes) {
+    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "ll_plan_workspace: plan is NULL");
+    LLI_REQUIRE(bytes, LL_STATUS_INVALID_ARG, "ll_plan_workspace: bytes is NULL");
+    LLI_REQUIRE((int)pass >= 0 && pass <= LL_PASS_FORWARD_BACKWARD, LL_STATUS_INVALID_ARG,
+                "ll_plan_workspace: pass is %d, want an ll_pass", (int)pass);
+    *bytes = plan->workspace_bytes[pass];
+    return LL_STATUS_OK;
+}
+
+ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
+    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "ll_plan_describe: plan is NULL");
+    LLI_REQUIRE(text && text_bytes, LL_STATUS_INVALID_ARG,
+                "ll_plan_describe: text is %p with %zu bytes, want room", (void *)text, text_bytes);
+    const lli_problem *p = &plan->problem;
+    const ll_loss *loss = &p->loss;
+    static const char *const reductions[] = {"mean", "sum", "none"};
+    const lli_config *c = &plan->config;
+    char cuts[160] = "";
+    if (c->one_pass) {
+        snprintf(cuts, sizeof cuts, "; forward_backward in 3 GEMMs, %lld tokens at a time",
+                 (long long)c->one_pass_tokens);
+    } else if (c->grad_tokens) {
+        snprintf(cuts, sizeof cuts, "; forward_backward in 4 GEMMs, %lld tokens and %lld columns at a time",
+                 (long long)c->grad_tokens, (long long)c->grad_cols);
+    }
+    snprintf(text, text_bytes,
+             "linear_ce x:%s w:%s n%lld:d%lld:v%lld rows:%lld bias:%s t%g:cap%g:ls%g%s:zl%g:ign%lld:%s%s\n"
+             "kernel %s numerics %s threads %d%s\n"
+             "workspace bytes: forward %zu, backward %zu, forward_backward %zu\n%s%s",
+             ll_dtype_name((ll_dtype)p->x_dtype), ll_dtype_name((ll_dtype)p->w_dtype),
+             (long long)p->n_tokens_max, (long long)p->n_hidden, (long long)p->v_total, (long long)p->v_local,
+             ll_dtype_name((ll_dtype)p->bias_dtype), (double)loss->temperature, (double)loss->softcap,
+             (double)loss->label_smoothing, loss->smoothing_rule == LL_SMOOTHING_OTHERS ? "(others)" : "",
+             (double)loss->z_loss, (long long)loss->ignore_index, reductions[loss->reduction],
+             loss->token_scaling ? ":token_scaling" : "", plan->kernel->name, plan->kernel->numerics,
+             ll_plan_threads(plan), cuts, plan->workspace_bytes[0], plan->workspace_bytes[1],
+             plan->workspace_bytes[2], *plan->refusals ? "refused:\n" : "", plan->refusals);
+    return LL_STATUS_OK;
+}
+
+const char *ll_plan_kernel(const ll_plan *plan) {
+    return plan ? plan->kernel->name : NULL;
+}
+const char *ll_plan_numerics(const ll_plan *plan) {
+    return plan ? plan->kernel->numerics : NULL;
+}
+int32_t ll_plan_threads(const ll_plan *plan) {
+    return !plan ? 0 : plan->kernel->backend == LL_BACKEND_CPU ? plan->problem.n_threads : 1;
+}
+
+ll_status ll_kernel_get(int32_t index, ll_kernel_info *info) {
+    LLI_REQUIRE(info, LL_STATUS_INVALID_ARG, "ll_kernel_get: info is NULL");
+    int32_t count = 0;
+    while (lli_linear_ce_kernels[count]) count++;
+    LLI_REQUIRE(index >= 0 && index < count, LL_STATUS_INVALID_ARG,
+                "ll_kernel_get: index is %d, want 0 .. %d", index, count - 1);
+    const lli_kernel *kernel = lli_linear_ce_kernels[index];
+    *info = (ll_kernel_info){
+        .name = kernel->name, .backend = backend_names[kernel->backend], .numerics = kernel->numerics};
+    if (kernel->machine_ok(info->why_not, sizeof info->why_not)) info->why_not[0] = 0;
+    return LL_STATUS_OK;
+}
+
+static ll_status run(const ll_plan *plan, ll_pass pass, const ll_linear_ce_args *args, ll_stream stream) {
+    static const char *const names[] = {"ll_linear_ce_forward", "ll_linear_ce_backward",
+                                        "ll_linear_ce_forward_backward"};
+    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "%s: plan is NULL", names[pass]);
+    LLI_REQUIRE(args, LL_STATUS_INVALID_ARG, "%s: args is NULL", names[pass]);
+    LLI_REQUIRE(!stream, LL_STATUS_INVALID_ARG, "%s: stream is set, want NULL on a CPU", names[pass]);
+    ll_linear_ce_args whole;
+    LLI_TRY(lli_struct_copy(&whole, sizeof whole, args, sizeof(size_t), names[pass]));
+    /* A caller that rounds upwards or flushes subnormals gets the same bits as everybody. */
+    fenv_t callers;
+    fegetenv(&callers);
+    fesetenv(FE_DFL_ENV);
+    lli_call call;
+    ll_status status = lli_call_check(&plan->problem, pass, &whole, plan->workspace_bytes[pass], &call);
+    if (status == LL_STATUS_OK) status = plan->kernel->run(plan, &call);
+    fesetenv(&callers);
+    return status;
+}
+
+ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream) {
+    return run(plan, LL_PASS_FORWARD, args, stream);
+}
+
+ll_status ll_linear_ce_backward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream) {
+    return run(plan, LL_PASS_BACKWARD, args, stream);
+}
+
+ll_status ll_linear_ce_forward_backward(const ll_plan *plan, const ll_linear_ce_args *args,
+                                        ll_stream stream) {
+    return run(plan, LL_PASS_FORWARD_BACKWARD, args, stream);
+}

@@ -1,0 +1,149 @@
+/* Checks of a plan description. */
+#include "core/problem.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/pool.h"
+
+#define BAD(...) return lli_fail(LL_STATUS_INVALID_ARG, "ll_plan_create: " __VA_ARGS__)
+
+ll_status lli_struct_copy(void *to, size_t to_bytes, const void *from, size_t least, const char *what) {
+    size_t from_bytes;
+    memcpy(&from_bytes, from, sizeof from_bytes);
+    LLI_REQUIRE(from_bytes >= least && from_bytes <= 65536, LL_STATUS_INVALID_ARG,
+                "%s: struct_bytes is %zu, want at least %zu (set by the _INIT macro)", what, from_bytes,
+                least);
+    const unsigned char *bytes = from;
+    for (size_t i = to_bytes; i < from_bytes; i++) {
+        LLI_REQUIRE(bytes[i] == 0, LL_STATUS_INVALID_ARG,
+                    "%s: byte %zu is set, but this library knows %zu bytes (newer header than library %s)",
+                    what, i, to_bytes, ll_version());
+    }
+    memset(to, 0, to_bytes);
+    memcpy(to, from, from_bytes < to_bytes ? from_bytes : to_bytes);
+    return LL_STATUS_OK;
+}
+
+static bool is_float_dtype(int32_t dtype) {
+    return dtype == LL_DTYPE_F32 || dtype == LL_DTYPE_BF16 || dtype == LL_DTYPE_F16;
+}
+
+static ll_status check_loss(const ll_loss *loss, int64_t v_total) {
+    if (!(loss->temperature > 0.0f && loss->temperature <= FLT_MAX && 1.0f / loss->temperature <= FLT_MAX)) {
+        BAD("temperature is %g, want > 0 and finite, with a finite 1/T (LL_LOSS_INIT sets 1)",
+            (double)loss->temperature);
+    }
+    if (!(loss->softcap >= 0.0f && loss->softcap <= FLT_MAX)) {
+        BAD("softcap is %g, want >= 0 and finite", (double)loss->softcap);
+    }
+    if (!(loss->label_smoothing >= 0.0f && loss->label_smoothing <= 1.0f)) {
+        BAD("label_smoothing is %g, want 0 .. 1", (double)loss->label_smoothing);
+    }
+    if (!(loss->z_loss >= 0.0f && loss->z_loss <= FLT_MAX)) {
+        BAD("z_loss is %g, want >= 0 and finite", (double)loss->z_loss);
+    }
+    if (loss->smoothing_rule != LL_SMOOTHING_ALL && loss->smoothing_rule != LL_SMOOTHING_OTHERS) {
+        BAD("smoothing_rule is %d, want an ll_smoothing", loss->smoothing_rule);
+    }
+    if (loss->smoothing_rule == LL_SMOOTHING_OTHERS && loss->label_smoothing > 0.0f && v_total < 2) {
+        BAD("LL_SMOOTHING_OTHERS with v_total 1: there is no other class to give mass to");
+    }
+    if (loss->reduction < LL_REDUCTION_MEAN || loss->reduction > LL_REDUCTION_NONE) {
+        BAD("reduction is %d, want an ll_reduction", loss->reduction);
+    }
+    if (loss->token_scaling != 0 && loss->token_scaling != 1) {
+        BAD("token_scaling is %d, want 0 or 1", loss->token_scaling);
+    }
+    if (loss->reserved != 0) BAD("ll_loss.reserved is %d, want 0", loss->reserved);
+    return LL_STATUS_OK;
+}
+
+static ll_status check_grad_dtype(const char *name, int32_t input, int32_t *grad) {
+    if (*grad == LL_DTYPE_NONE) *grad = input;
+    if (*grad != input && *grad != LL_DTYPE_F32) {
+        BAD("%s is %s, want that of its input (%s) or f32", name, ll_dtype_name((ll_dtype)*grad),
+            ll_dtype_name((ll_dtype)input));
+    }
+    return LL_STATUS_OK;
+}
+
+static ll_status check_shape(const ll_plan_desc *desc) {
+    /* Bounds that keep every product of two sizes and an element size inside int64. */
+    const int64_t size_max = (int64_t)1 << 40;
+    if (desc->n_tokens_max < 0 || desc->n_tokens_max > size_max) {
+        BAD("n_tokens_max is %lld, want 0 .. 2^40", (long long)desc->n_tokens_max);
+    }
+    if (desc->n_hidden < 1 || desc->n_hidden > (int64_t)1 << 20) {
+        BAD("n_hidden is %lld, want 1 .. 2^20", (long long)desc->n_hidden);
+    }
+    if (desc->v_total < 1 || desc->v_total > LL_VOCAB_MAX) {
+        BAD("v_total is %lld, want 1 .. %lld", (long long)desc->v_total, (long long)LL_VOCAB_MAX);
+    }
+    if (desc->v_begin < 0 || desc->v_local < 0 || desc->v_local > 2 * LL_VOCAB_MAX) {
+        BAD("shard [%lld, %lld + %lld) is no range of columns", (long long)desc->v_begin,
+            (long long)desc->v_begin, (long long)desc->v_local);
+    }
+    if (desc->v_begin != 0 || desc->v_local < desc->v_total) {
+        BAD("without a communicator the shard must cover the vocabulary: v_begin %lld, v_local %lld; want 0 "
+            "and at least v_total %lld",
+            (long long)desc->v_begin, (long long)desc->v_local, (long long)desc->v_total);
+    }
+    return LL_STATUS_OK;
+}
+
+ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
+    if (desc->op != LL_OP_LINEAR_CE) BAD("op is %d, want LL_OP_LINEAR_CE", desc->op);
+    if (desc->backend < LL_BACKEND_AUTO || desc->backend > LL_BACKEND_CUDA) {
+        BAD("backend is %d, want an ll_backend", desc->backend);
+    }
+    LLI_REQUIRE(!desc->comm, LL_STATUS_UNSUPPORTED,
+                "ll_plan_create: comm is set, but this version runs on one rank (comm NULL) only");
+    LLI_TRY(check_shape(desc));
+    if (!is_float_dtype(desc->x_dtype) || !is_float_dtype(desc->w_dtype)) {
+        BAD("x_dtype is %s and w_dtype %s, want f32, bf16 or f16", ll_dtype_name((ll_dtype)desc->x_dtype),
+            ll_dtype_name((ll_dtype)desc->w_dtype));
+    }
+    if (desc->bias_dtype != LL_DTYPE_NONE && !is_float_dtype(desc->bias_dtype)) {
+        BAD("bias_dtype is %s, want none, f32, bf16 or f16", ll_dtype_name((ll_dtype)desc->bias_dtype));
+    }
+    *problem = (lli_problem){
+        .n_tokens_max = desc->n_tokens_max,
+        .n_hidden = desc->n_hidden,
+        .v_begin = desc->v_begin,
+        .v_local = desc->v_local,
+        .v_total = desc->v_total,
+        .x_dtype = desc->x_dtype,
+        .w_dtype = desc->w_dtype,
+        .bias_dtype = desc->bias_dtype,
+        .grad_x_dtype = desc->grad_x_dtype,
+        .grad_w_dtype = desc->grad_w_dtype,
+        .grad_bias_dtype = desc->grad_bias_dtype,
+        .frozen = desc->frozen,
+        .backend = desc->backend,
+        .n_threads = desc->n_threads,
+        .budget_bytes = desc->workspace_budget_bytes,
+        .loss = LL_LOSS_INIT,
+    };
+    LLI_TRY(check_grad_dtype("grad_x_dtype", desc->x_dtype, &problem->grad_x_dtype));
+    LLI_TRY(check_grad_dtype("grad_w_dtype", desc->w_dtype, &problem->grad_w_dtype));
+    if (desc->bias_dtype == LL_DTYPE_NONE && desc->grad_bias_dtype != LL_DTYPE_NONE) {
+        BAD("grad_bias_dtype is %s, but there is no bias", ll_dtype_name((ll_dtype)desc->grad_bias_dtype));
+    }
+    LLI_TRY(check_grad_dtype("grad_bias_dtype", desc->bias_dtype, &problem->grad_bias_dtype));
+    if (desc->frozen & ~(LL_FROZEN_X | LL_FROZEN_W | LL_FROZEN_BIAS)) {
+        BAD("frozen is %#x, want LL_FROZEN_ bits", (unsigned)desc->frozen);
+    }
+    if (desc->loss) {
+        LLI_TRY(lli_struct_copy(&problem->loss, sizeof problem->loss, desc->loss, sizeof(size_t),
+                                "ll_plan_create: ll_loss"));
+    }
+    LLI_TRY(check_loss(&problem->loss, problem->v_total));
+    if (desc->n_threads < 0 || desc->n_threads > kPoolMaxThreads) {
+        BAD("n_threads is %d, want 0 .. %d", desc->n_threads, kPoolMaxThreads);
+    }
+    if (problem->n_threads == 0) LLI_TRY(lli_pool_default_threads(&problem->n_threads));
+    return LL_STATUS_OK;
+}

@@ -1,0 +1,126 @@
+/* The row state of softmax.h: adding tiles, merging, and the results. */
+#include "core/softmax.h"
+#include "core/dtype.h"
+#include "core/math64.h"
+
+#include <math.h>
+
+/* `top` of rows whose largest logit is beyond LLI_Z_DOUBLE: kTopWide + (bits of |z| - bits of the limit),
+ * negated for negative logits. Finite floats end below 2^31 - 1, so LLI_TOP_NAN stays apart. */
+enum { kTopWide = 1 << 30 };
+
+static int32_t wide_top(float z) {
+    int32_t offset = (int32_t)(lli_bits(fabsf(z)) - lli_bits(LLI_Z_DOUBLE));
+    return z > 0.0f ? kTopWide + offset : -kTopWide - 1 - offset;
+}
+
+static double wide_logit(int32_t top) {
+    int32_t offset = top > 0 ? top - kTopWide : -kTopWide - 1 - top;
+    double z = (double)lli_float(lli_bits(LLI_Z_DOUBLE) + (uint32_t)offset);
+    return top > 0 ? z : -z;
+}
+
+static int is_wide(int32_t top) {
+    return top >= kTopWide || top < -kTopWide;
+}
+
+void lli_softmax_merge(lli_softmax *row, const lli_softmax *other) {
+    if (other->top == LLI_TOP_EMPTY) return;
+    if (row->top == LLI_TOP_EMPTY || other->top == LLI_TOP_NAN) {
+        *row = *other;
+        return;
+    }
+    int64_t rise = (int64_t)other->top - row->top;
+    if (rise > 0) { /* hang the window higher; low limbs fall out */
+        for (int64_t i = 0; i < 3; i++) {
+            row->s[i] = i + rise < 3 ? row->s[i + rise] : 0;
+            row->u[i] = i + rise < 3 ? row->u[i + rise] + 32 * rise * row->s[i] : 0;
+        }
+        row->top = other->top;
+    }
+    int64_t fall = rise < 0 ? -rise : 0;
+    for (int64_t i = fall; i < 3; i++) {
+        row->s[i - fall] += other->s[i];
+        row->u[i - fall] += other->u[i] + 32 * fall * other->s[i];
+    }
+}
+
+void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
+    int32_t shift = k & 31, top = (k - shift) / 32;
+    u += (32 - shift) * s; /* now relative to 32 (top + 1) */
+    lli_softmax tile = {
+        .s = {0, (int64_t)(((uint64_t)s << shift) & 0xffffffffu), s >> (32 - shift)},
+        .u = {0, (int64_t)(((uint64_t)u << shift) & 0xffffffffu), u >> (32 - shift)},
+        .top = top,
+    };
+    lli_softmax_merge(row, &tile);
+}
+
+/* 2^30 p and 2^30 p (-d) of one logit, rounded to nearest even; the float formula. The kernels' vector
+ * code does the same operations in the same order. */
+static void grid_float(float z, float k, int64_t *s, int64_t *u) {
+    float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -k));
+    d = d > -64.0f ? d : -64.0f;
+    float n = rintf(d), f = d - n;
+    float q = LLI_EXP2_C5;
+    q = fmaf(q, f, LLI_EXP2_C4);
+    q = fmaf(q, f, LLI_EXP2_C3);
+    q = fmaf(q, f, LLI_EXP2_C2);
+    q = fmaf(q, f, LLI_EXP2_C1);
+    q = fmaf(q, f, LLI_EXP2_C0);
+    float p = fmaf(q, f, 1.0f) * lli_float((uint32_t)((int32_t)n + 127 + kGridBits) << 23);
+    *s += (int64_t)rintf(p);
+    *u += (int64_t)rintf(p * -d);
+}
+
+static void grid_double(float z, double k, int64_t *s, int64_t *u) {
+    double d = (double)z * LLI_LOG2E - k;
+    if (!(d > -64.0)) return;
+    double p = lli_exp(d * LLI_LN2) * 0x1p30;
+    *s += (int64_t)rint(p);
+    *u += (int64_t)rint(p * -d);
+}
+
+void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax) {
+    if (zmax == -INFINITY) return;
+    if (!(zmax < INFINITY)) {
+        row->top = LLI_TOP_NAN;
+        return;
+    }
+    int64_t s = 0, u = 0;
+    if (fabsf(zmax) < LLI_Z_FLOAT) {
+        float k = lli_softmax_anchor(zmax);
+        for (int v = 0; v < n; v++) grid_float(z[v], k, &s, &u);
+        lli_softmax_add(row, (int32_t)k, s, u);
+    } else if (fabsf(zmax) < LLI_Z_DOUBLE) {
+        double k = ceil((double)zmax * LLI_LOG2E);
+        for (int v = 0; v < n; v++) grid_double(z[v], k, &s, &u);
+        lli_softmax_add(row, (int32_t)k, s, u);
+    } else {
+        lli_softmax tile = {.top = wide_top(zmax)};
+        for (int v = 0; v < n; v++) tile.s[2] += z[v] == zmax;
+        lli_softmax_merge(row, &tile);
+    }
+}
+
+/* x[0] + 2^32 x[1] + 2^64 x[2], non-negative, rounded once. */
+static double limbs(const int64_t x[3]) {
+    __extension__ typedef unsigned __int128 u128;
+    return (double)(((u128)(uint64_t)x[2] << 64) + ((u128)(uint64_t)x[1] << 32) + (u128)(uint64_t)x[0]);
+}
+
+double lli_softmax_lse(const lli_softmax *row) {
+    if (row->top == LLI_TOP_EMPTY) return -INFINITY;
+    if (row->top == LLI_TOP_NAN) return NAN;
+    if (is_wide(row->top)) return wide_logit(row->top) + lli_log((double)row->s[2]);
+    double exponent = 32.0 * (row->top - 1.0) - kGridBits;
+    return exponent * LLI_LN2 + lli_log(limbs(row->s));
+}
+
+double lli_softmax_entropy(const lli_softmax *row) {
+    if (row->top == LLI_TOP_EMPTY || row->top == LLI_TOP_NAN) return NAN;
+    if (is_wide(row->top)) return lli_log((double)row->s[2]);
+    /* H / ln 2 = log2 sum - mean(z log2 e), and the mean is 32 (top + 1) - U / S: the offset cancels. */
+    double s = limbs(row->s), bits = limbs(row->u) / s - (32.0 * 2 + kGridBits) + lli_log(s) * LLI_LOG2E;
+    return bits > 0.0 ? bits * LLI_LN2 : 0.0;
+}

@@ -1,0 +1,76 @@
+/* Integer softmax: the sums of a row's softmax as integers, so that they do not depend on order.
+ *
+ * The vocabulary is cut into canonical tiles of 64 columns on the global index. Per row and tile, with
+ * zmax the tile's largest logit and log2 e = L_hi + L_lo in two floats:
+ *
+ *   k   = the least integer with d(zmax) <= 0            d(z) = fma(z, L_lo, fma(z, L_hi, -k))
+ *   p_v = 2^d(z_v) in (0, 1]
+ *   S   = sum_v round(p_v 2^30)    U = sum_v round(p_v (-d_v) 2^30)           S <= 2^36, U < 2^36
+ *
+ * A row adds its tiles in a window of three 32-bit limbs that hangs on the largest anchor seen:
+ *
+ *   top = max over tiles of floor(k / 32)
+ *   s[i], i = 0..2: weight 2^(32 (top - 1 + i) - 30);   S 2^(k mod 32) of a tile covers limbs
+ *   floor(k/32) and floor(k/32) + 1, each limb an int64 without carries;   limbs below top - 1 are dropped
+ *   u[i]: the same for sum_v p_v (32 (top + 1) - z_v log2 e)
+ *
+ * What a limb holds in the end depends on the set of tiles only: a limb inside the final window was
+ * inside every earlier window. So merging is associative and commutative, and any order, chunk or
+ * partition over ranks gives the same bits. What is dropped is below 2^-62 of the row's sum. At
+ * V = 2^20 (2^14 tiles) a limb of s stays below 2^50 and one of u below 2^57.
+ *
+ * Logits too large for the float formula (|zmax| >= 2^22) take d from double arithmetic; from 2^29 on,
+ * where neighbouring floats are 32 nats and more apart, p is 1 for logits equal to zmax and 0 for others
+ * (`top` then encodes zmax itself). So every finite logit has its right softmax. */
+#ifndef LLI_CORE_SOFTMAX_H
+#define LLI_CORE_SOFTMAX_H
+
+#include <math.h>
+#include <stdint.h>
+
+enum { kTileCols = 64, kGridBits = 30 };
+
+#define LLI_LOG2E_HI 0x1.715476p+0f
+#define LLI_LOG2E_LO 0x1.4ae0cp-26f /* log2 e - LLI_LOG2E_HI */
+#define LLI_Z_FLOAT  0x1p22f        /* |zmax| below this: the float formula */
+#define LLI_Z_DOUBLE 0x1p29f        /* below this: d in double */
+
+/* 2^f = 1 + f (c0 + f (c1 + ...)), |f| <= 1/2: minimax, relative error below 4e-9 before rounding. */
+#define LLI_EXP2_C0 0x1.62e430p-1f
+#define LLI_EXP2_C1 0x1.ebfbe0p-3f
+#define LLI_EXP2_C2 0x1.c6af6cp-5f
+#define LLI_EXP2_C3 0x1.3b29e4p-7f
+#define LLI_EXP2_C4 0x1.5f0896p-10f
+#define LLI_EXP2_C5 0x1.446c82p-13f
+
+/* The anchor k of a tile, |zmax| < LLI_Z_FLOAT: an integer below 2^23 in magnitude. */
+static inline float lli_softmax_anchor(float zmax) {
+    float k = ceilf(zmax * LLI_LOG2E_HI);
+    return fmaf(zmax, LLI_LOG2E_LO, fmaf(zmax, LLI_LOG2E_HI, -k)) > 0.0f ? k + 1.0f : k;
+}
+
+enum { LLI_TOP_EMPTY = INT32_MIN, LLI_TOP_NAN = INT32_MAX };
+
+typedef struct lli_softmax {
+    int64_t s[3], u[3];
+    int32_t top; /* LLI_TOP_EMPTY: no finite logit yet; LLI_TOP_NAN: the row is NaN */
+    int32_t reserved;
+} lli_softmax;
+
+static inline void lli_softmax_clear(lli_softmax *row) {
+    *row = (lli_softmax){.top = LLI_TOP_EMPTY};
+}
+
+/* row += a tile of the float formula. */
+void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u);
+/* row += other. */
+void lli_softmax_merge(lli_softmax *row, const lli_softmax *other);
+/* row += the tile z[0..n), n <= 64, of any range (-inf, +inf and NaN too); zmax is its maximum, NaN if
+ * a logit is. The definition in scalar code; kernels call it for |zmax| >= LLI_Z_FLOAT. */
+void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax);
+
+/* ln sum exp z (-inf when empty) and the entropy in nats (>= 0); NaN for a NaN row. */
+double lli_softmax_lse(const lli_softmax *row);
+double lli_softmax_entropy(const lli_softmax *row);
+
+#endif

@@ -1,0 +1,222 @@
+/* Forward on the CPU: the logits of a block of columns against a chunk of tokens live in a tile, their
+ * statistics go into integer sums by thread, and the rows are finished when every column has been seen.
+ *
+ *   pack tokens -> [ pack block of w -> products, slab by slab -> statistics ] for every block -> finish rows
+ */
+#include "core/dtype.h"
+#include "core/math64.h"
+#include "cpu/run.h"
+
+#include <math.h>
+#include <string.h>
+
+void lli_tasks(const lli_worker *worker, int64_t n_tasks, lli_task *task, const void *context) {
+    lli_run *run = worker->run;
+    for (;;) {
+        long long next = atomic_fetch_add_explicit(&run->next_task, 1, memory_order_relaxed);
+        if (next >= n_tasks) break;
+        task(worker, context, next);
+    }
+    lli_team_barrier(worker->team);
+    if (worker->thread == 0) atomic_store_explicit(&run->next_task, 0, memory_order_relaxed);
+    lli_team_barrier(worker->team); /* nobody may take the next phase's tasks before the reset */
+}
+
+static void pack_tokens_task(const lli_worker *worker, const void *context, int64_t panel) {
+    lli_run *run = worker->run;
+    const lli_chunk *chunk = context;
+    const void *rows[32];
+    int64_t mr = run->cut.mr, first = panel * mr, n = lli_min(mr, chunk->count - first);
+    for (int64_t r = 0; r < n; r++) rows[r] = lli_x_row(run, chunk->begin + first + r);
+    run->micro->pack(run->pieces.x_panels + first * run->cut.d, mr, rows, n, run->problem->x_dtype, 0,
+                     run->cut.d);
+}
+
+void lli_pack_tokens(const lli_worker *worker, const lli_chunk *chunk) {
+    int64_t mr = worker->run->cut.mr;
+    lli_tasks(worker, (chunk->count + mr - 1) / mr, pack_tokens_task, chunk);
+}
+
+/* ---- Logits ------------------------------------------------------------------------------------- */
+
+/* The columns and token groups of form_task. */
+typedef struct form_work {
+    const lli_chunk *chunk;
+    int64_t v_begin, n_cols;
+    int64_t n_parts, groups_per_part; /* token groups are split where there are few column blocks */
+    bool keep, gather;
+} form_work;
+
+static void pack_columns(const lli_worker *worker, int64_t v0, int64_t n_cols) {
+    const lli_run *run = worker->run;
+    const ll_view *w = &run->call->args->w;
+    for (int64_t first = 0; first < n_cols; first += run->cut.nr) {
+        const void *rows[64];
+        int64_t n = lli_max(0, lli_min(run->cut.nr, run->cut.v - v0 - first));
+        for (int64_t r = 0; r < n; r++) rows[r] = lli_row(w, v0 + first + r);
+        run->micro->pack(worker->scratch->w_panels + first * run->cut.d, run->cut.nr, rows, n,
+                         run->problem->w_dtype, 0, run->cut.d);
+    }
+}
+
+/* logits[row, 0 .. n_cols) of the group's rows: slabs of the contraction outside, so that a slab of w stays
+ * in L1 and one of the group in L2; each element's chain goes on from slab to slab. */
+static void form_group(const lli_worker *worker, int64_t row0, int64_t n_rows, int64_t n_cols, float *logits,
+                       int64_t stride) {
+    const lli_run *run = worker->run;
+    const int64_t mr = run->cut.mr, nr = run->cut.nr, d = run->cut.d;
+    for (int64_t k = 0; k < d; k += kSlab) {
+        const int64_t n_k = lli_min(kSlab, d - k);
+        for (int64_t v = 0; v < n_cols; v += nr) {
+            const float *b = worker->scratch->w_panels + v * d + k * nr;
+            for (int64_t i = 0; i < n_rows; i += mr) {
+                const float *a = run->pieces.x_panels + (row0 + i) * d + k * mr;
+                run->micro->gemm(lli_min(mr, n_rows - i), nr, n_k, a, b, logits + i * stride + v, stride,
+                                 k == 0 ? LLI_GEMM_SET : LLI_GEMM_CONTINUE);
+            }
+        }
+    }
+}
+
+static void gather_group(const lli_worker *worker, const form_work *work, int64_t row0, int64_t n_rows,
+                         int64_t v0, int64_t n_cols, const float *logits, int64_t stride) {
+    const lli_run *run = worker->run;
+    const float *class_weight = run->call->args->class_weight;
+    for (int64_t i = 0; i < n_rows; i++) {
+        const int64_t row = row0 + i;
+        const lli_stretch stretch = {
+            .raw = logits + i * stride,
+            .bias = run->pieces.bias ? run->pieces.bias + v0 : NULL,
+            .class_weight = class_weight ? class_weight + v0 : NULL,
+            .column = v0,
+            .n_cols = lli_min(n_cols, run->cut.v - v0),
+            .target = lli_target(run, work->chunk->begin + row),
+        };
+        run->micro->stats(&run->transform, &stretch, run->want, &worker->scratch->sums[row],
+                          &run->pieces.targets[row],
+                          worker->scratch->soft ? &worker->scratch->soft[row] : NULL);
+    }
+}
+
+static void form_task(const lli_worker *worker, const void *context, int64_t task) {
+    const form_work *work = context;
+    const lli_run *run = worker->run;
+    const int64_t block = task / work->n_parts, part = task % work->n_parts;
+    const int64_t offset = block * run->cut.block_cols, v0 = work->v_begin + offset;
+    const int64_t n_cols = lli_min(run->cut.block_cols, work->n_cols - offset);
+    const int64_t group_rows = kGroupPanels * run->cut.mr;
+    const int64_t first = part * work->groups_per_part * group_rows;
+    const int64_t last = lli_min(work->chunk->count, first + work->groups_per_part * group_rows);
+    pack_columns(worker, v0, n_cols);
+    for (int64_t row = first; row < last; row += group_rows) {
+        const int64_t n_rows = lli_min(group_rows, last - row);
+        float *logits = worker->scratch->tile;
+        int64_t stride = run->cut.block_cols;
+        if (work->keep) {
+            stride = run->cut.grad_cols;
+            logits = run->pieces.logits + row * stride + offset;
+        }
+        form_group(worker, row, n_rows, n_cols, logits, stride);
+        if (work->gather) gather_group(worker, work, row, n_rows, v0, n_cols, logits, stride);
+    }
+}
+
+void lli_form_logits(const lli_worker *worker, const lli_chunk *chunk, int64_t v_begin, int64_t n_cols,
+                     bool keep, bool gather) {
+    const lli_cut *cut = &worker->run->cut;
+    const int64_t n_blocks = (n_cols + cut->block_cols - 1) / cut->block_cols;
+    const int64_t group_rows = kGroupPanels * cut->mr,
+                  n_groups = (chunk->count + group_rows - 1) / group_rows;
+    const int64_t wanted = lli_max(1, 4 * (int64_t)lli_team_size(worker->team) / n_blocks);
+    const int64_t per_part = (n_groups + lli_min(wanted, n_groups) - 1) / lli_min(wanted, n_groups);
+    const form_work work = {chunk,    v_begin, n_cols, (n_groups + per_part - 1) / per_part,
+                            per_part, keep,    gather};
+    lli_tasks(worker, n_blocks * work.n_parts, form_task, &work);
+}
+
+/* ---- Finishing rows ----------------------------------------------------------------------------- */
+
+enum { kFinishRows = 64 };
+
+/* ln(e^a + e^b) - b with x = a - b */
+static double softplus(double x) {
+    return x > 0.0 ? x + lli_log1p(lli_exp(-x)) : lli_log1p(lli_exp(x));
+}
+
+/* Merges the threads' sums of a row. A row whose logits are all -inf, or that holds NaN or +inf, is NaN. */
+static lli_row_result merge_row(const lli_worker *worker, int64_t row, int64_t *argmax) {
+    const lli_run *run = worker->run;
+    const lli_row_target *target = &run->pieces.targets[row];
+    lli_softmax whole = target->whole, rest = target->rest;
+    lli_exact soft = {0};
+    float best = -INFINITY;
+    *argmax = -1;
+    for (int32_t thread = 0; thread < lli_team_size(worker->team); thread++) {
+        const lli_scratch *scratch = &run->pieces.scratch[thread];
+        const lli_row_sums *sums = &scratch->sums[row];
+        lli_softmax_merge(&whole, &sums->others);
+        lli_softmax_merge(&rest, &sums->others);
+        if (scratch->soft) lli_exact_merge(&soft, &scratch->soft[row]);
+        if (sums->argmax >= 0 &&
+            (*argmax < 0 || sums->max > best || (sums->max == best && sums->argmax < *argmax))) {
+            best = sums->max;
+            *argmax = sums->argmax;
+        }
+    }
+    lli_row_result result = {.lse = lli_softmax_lse(&whole)};
+    if (!(result.lse > -INFINITY)) {
+        result.lse = result.nll = result.entropy = result.soft_sum = NAN;
+        *argmax = -1;
+        return result;
+    }
+    result.nll = softplus(lli_softmax_lse(&rest) - (double)target->z);
+    result.entropy = run->want & LLI_WANT_ENTROPY ? lli_softmax_entropy(&whole) : 0.0;
+    if (run->cut.smoothing) result.soft_sum = run->terms.class_total * result.lse - lli_exact_value(&soft);
+    return result;
+}
+
+static void finish_row(const lli_worker *worker, const lli_chunk *chunk, int64_t row) {
+    lli_run *run = worker->run;
+    const ll_linear_ce_args *args = run->call->args;
+    const int64_t i = run->pieces.rows[chunk->begin + row], y = lli_target(run, chunk->begin + row);
+    int64_t argmax;
+    const lli_row_result result = merge_row(worker, row, &argmax);
+    double loss, z_loss;
+    lli_row_loss(&run->terms, &result, i, y, &loss, &z_loss);
+    lli_exact_add_f32(&worker->scratch->loss, (float)loss);
+    lli_exact_add_f32(&worker->scratch->z_loss, (float)z_loss);
+    const float lse = (float)result.lse, lse_lo = (float)(result.lse - (double)lse);
+    if (args->loss && run->terms.reduction == LL_REDUCTION_NONE) args->loss[i] = (float)loss;
+    if (args->nll) args->nll[i] = (float)result.nll;
+    if (args->lse) args->lse[i] = lse;
+    if (args->lse_lo) args->lse_lo[i] = lse_lo;
+    if (args->entropy) args->entropy[i] = (float)result.entropy;
+    if (args->z_loss) {
+        args->z_loss[i] =
+            run->terms.z_loss == 0.0 ? 0.0f : (float)(run->terms.z_loss * result.lse * result.lse);
+    }
+    if (args->argmax) args->argmax[i] = argmax;
+    if (run->pieces.grads) { /* from the values as a backward would find them saved */
+        const lli_row_result saved = {
+            .lse = (double)lse + (double)lse_lo, .nll = (float)result.nll, .entropy = (float)result.entropy};
+        run->pieces.grads[chunk->begin + row] = lli_row_gradient(&run->terms, &saved, i, y);
+    }
+}
+
+static void finish_task(const lli_worker *worker, const void *context, int64_t task) {
+    const lli_chunk *chunk = context;
+    const int64_t last = lli_min(chunk->count, (task + 1) * kFinishRows);
+    for (int64_t row = task * kFinishRows; row < last; row++) finish_row(worker, chunk, row);
+}
+
+void lli_forward_chunk(const lli_worker *worker, const lli_chunk *chunk, bool keep) {
+    lli_scratch *scratch = worker->scratch;
+    for (int64_t row = 0; row < chunk->count; row++) {
+        scratch->sums[row] = (lli_row_sums){.max = -INFINITY, .argmax = -1};
+        lli_softmax_clear(&scratch->sums[row].others);
+        if (scratch->soft) scratch->soft[row] = (lli_exact){0};
+    }
+    lli_pack_tokens(worker, chunk);
+    lli_form_logits(worker, chunk, 0, worker->run->cut.v_cols, keep, true);
+    lli_tasks(worker, (chunk->count + kFinishRows - 1) / kFinishRows, finish_task, chunk);
+}

@@ -1,0 +1,164 @@
+/* The CPU kernels of linear_ce: one driver over the micro-kernels of each instruction set.
+ *
+ * numerics "cpu-fma-v1": a raw logit is the f32 fused-multiply-add chain over k = 0 .. n_hidden - 1 in
+ * ascending order, plus the bias; statistics are the integer softmax of core/softmax.h; docs/numerics.md has
+ * the rest. */
+#include "core/dtype.h"
+#include "cpu/cpu.h"
+#include "cpu/detect.h"
+#include "cpu/run.h"
+
+#include <math.h>
+#include <string.h>
+
+static const char numerics[] = "cpu-fma-v1";
+
+/* ---- What no product reaches -------------------------------------------------------------------- */
+
+/* Results of ignored tokens. */
+static void clear_token(const ll_linear_ce_args *args, int64_t i, bool loss_by_token) {
+    if (args->loss && loss_by_token) args->loss[i] = 0.0f;
+    if (args->nll) args->nll[i] = 0.0f;
+    if (args->lse) args->lse[i] = 0.0f;
+    if (args->lse_lo) args->lse_lo[i] = 0.0f;
+    if (args->entropy) args->entropy[i] = 0.0f;
+    if (args->z_loss) args->z_loss[i] = 0.0f;
+    if (args->argmax) args->argmax[i] = -1;
+}
+
+static void clear_rows(const ll_view *view, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) {
+        memset((void *)lli_row(view, r), 0, (size_t)view->cols * ll_dtype_bytes((ll_dtype)view->dtype));
+    }
+}
+
+/* Lists the valid tokens; zeros for ignored tokens, for columns beyond the vocabulary, and for everything
+ * where no token is valid. */
+static void begin_call(lli_run *run) {
+    const ll_linear_ce_args *args = run->call->args;
+    const bool backward = run->call->pass == LL_PASS_BACKWARD;
+    const bool clear_x = args->grad_x.data && !(args->accumulate & LL_ACCUMULATE_X);
+    int64_t n = 0;
+    for (int64_t i = 0; i < run->call->n_tokens; i++) {
+        if (lli_id(&args->target, i) != run->problem->loss.ignore_index) {
+            run->pieces.rows[n++] = i;
+            continue;
+        }
+        if (!backward) clear_token(args, i, run->terms.reduction == LL_REDUCTION_NONE);
+        if (clear_x) clear_rows(&args->grad_x, i, i + 1);
+    }
+    const int64_t v = n ? run->cut.v : 0; /* columns that a product will reach */
+    if (args->grad_w.data && !(args->accumulate & LL_ACCUMULATE_W)) {
+        clear_rows(&args->grad_w, v, run->problem->v_local);
+    }
+    if (args->grad_bias.data && !(args->accumulate & LL_ACCUMULATE_BIAS)) {
+        clear_rows(&args->grad_bias, v, run->problem->v_local);
+    }
+    for (int64_t c = 0; run->pieces.bias && c < run->cut.v_cols; c++) {
+        run->pieces.bias[c] =
+            c < run->cut.v ? lli_load(args->bias.data, args->bias.dtype, c * args->bias.row_stride) : 0.0f;
+    }
+    for (int64_t thread = 0; thread < run->cut.n_threads; thread++) {
+        run->pieces.scratch[thread].loss = (lli_exact){0};
+        run->pieces.scratch[thread].z_loss = (lli_exact){0};
+    }
+}
+
+static void end_call(lli_run *run) {
+    const ll_linear_ce_args *args = run->call->args;
+    if (run->call->pass == LL_PASS_BACKWARD) return;
+    lli_exact loss = {0}, z_loss = {0};
+    for (int64_t thread = 0; thread < run->cut.n_threads; thread++) {
+        lli_exact_merge(&loss, &run->pieces.scratch[thread].loss);
+        lli_exact_merge(&z_loss, &run->pieces.scratch[thread].z_loss);
+    }
+    const double total = lli_exact_value(&loss);
+    if (args->loss && run->terms.reduction != LL_REDUCTION_NONE) {
+        args->loss[0] = run->call->divisor > 0.0 ? (float)(total / run->call->divisor) : 0.0f;
+    }
+    if (args->sums) {
+        *args->sums = (ll_sums){.loss = total,
+                                .z_loss = lli_exact_value(&z_loss),
+                                .weight = run->call->weight,
+                                .n_valid = run->call->n_valid,
+                                .n_ignored = run->call->n_tokens - run->call->n_valid};
+    }
+}
+
+/* ---- The job of a call -------------------------------------------------------------------------- */
+
+static void job(void *context, int32_t thread, const lli_team *team) {
+    lli_run *run = context;
+    const lli_worker worker = {run, team, &run->pieces.scratch[thread], thread};
+    const int64_t n = run->call->n_valid;
+    if (thread == 0) begin_call(run);
+    lli_team_barrier(team);
+    if (n == 0) return;
+    if (run->cut.one_pass) {
+        lli_gradient_one_pass(&worker);
+        return;
+    }
+    for (int64_t begin = 0; run->cut.forward_tokens && begin < n; begin += run->cut.forward_tokens) {
+        const lli_chunk chunk = {begin, lli_min(run->cut.forward_tokens, n - begin)};
+        lli_forward_chunk(&worker, &chunk, false);
+    }
+    if (run->call->pass == LL_PASS_FORWARD) return;
+    if (run->call->pass == LL_PASS_BACKWARD) lli_backward_prepare(&worker);
+    lli_gradient_recompute(&worker);
+}
+
+static ll_status run(const ll_plan *plan, const lli_call *call) {
+    const lli_micro *micro = plan->kernel->isa;
+    const ll_loss *loss = &plan->problem.loss;
+    const ll_linear_ce_args *args = call->args;
+    lli_run state = {
+        .problem = &plan->problem,
+        .call = call,
+        .micro = micro,
+        .cut = lli_cut_make(&plan->problem, &plan->config, micro, call->pass),
+        .terms = lli_loss_prepare(&plan->problem, call),
+        .transform = {loss->softcap, loss->temperature},
+    };
+    if (args->entropy || (args->up_entropy && call->pass == LL_PASS_FORWARD_BACKWARD))
+        state.want |= LLI_WANT_ENTROPY;
+    if (args->argmax) state.want |= LLI_WANT_ARGMAX;
+    if (state.cut.smoothing) state.want |= LLI_WANT_SOFT_SUM;
+    lli_arena arena = {.base = args->workspace};
+    lli_cut_carve(&state.cut, &arena, &state.pieces);
+    lli_pool_run(plan->pool, plan->problem.n_threads, job, &state);
+    end_call(&state);
+    lli_arena_release(&arena);
+    return LL_STATUS_OK;
+}
+
+static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
+    (void)problem;
+    (void)why;
+    (void)why_bytes;
+    return true;
+}
+
+/* ---- Records ------------------------------------------------------------------------------------ */
+
+static ll_status configure(const lli_kernel *kernel, const lli_problem *problem, lli_config *config) {
+    return lli_cut_configure(problem, kernel->isa, config);
+}
+
+static size_t workspace(const lli_kernel *kernel, const lli_problem *problem, const lli_config *config,
+                        ll_pass pass) {
+    return lli_cut_workspace(problem, config, kernel->isa, pass);
+}
+
+const lli_kernel lli_linear_ce_cpu_plain = {
+    "linear_ce_cpu_plain", numerics, LL_BACKEND_CPU, lli_cpu_has_plain, accepts, configure, workspace, run,
+    &lli_micro_plain};
+#ifdef LLI_HAVE_AVX2
+const lli_kernel lli_linear_ce_cpu_avx2 = {
+    "linear_ce_cpu_avx2", numerics, LL_BACKEND_CPU, lli_cpu_has_avx2, accepts, configure, workspace, run,
+    &lli_micro_avx2};
+#endif
+#ifdef LLI_HAVE_AVX512
+const lli_kernel lli_linear_ce_cpu_avx512 = {
+    "linear_ce_cpu_avx512", numerics, LL_BACKEND_CPU, lli_cpu_has_avx512, accepts, configure, workspace, run,
+    &lli_micro_avx512};
+#endif

@@ -1,0 +1,465 @@
+/* The CPU micro-kernels, written once over a vector vocabulary (simd_<isa>.h, included before this file) and
+ * built per instruction set by micro_<isa>.c.
+ *
+ * gemm        kGemmRows x (kGemmVectors * kLanes) accumulators in registers: AVX-512 14 x 32 (28 of 32
+ * registers), AVX2 6 x 16 (12 of 16); one element of a is broadcast to kGemmVectors products stats       a
+ * canonical tile of 64 logits lies in a stack buffer of 256 bytes: transform, maximum, then 2^d on the
+ * integer grid; the only horizontal steps are one maximum and one or two sums a tile gradient    64 logits at
+ * a time, in place */
+#ifndef LLI_CPU_MICRO_BODY_H
+#define LLI_CPU_MICRO_BODY_H
+
+#include "core/dtype.h"
+#include "cpu/micro.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { kGemmCols = kGemmVectors * kLanes, kTileVectors = kTileCols / kLanes };
+
+#define LLI_INLINE static inline __attribute__((always_inline))
+
+/* ---- Packing ------------------------------------------------------------------------------------ */
+
+LLI_INLINE vf load_lanes(const void *row, int32_t dtype, int64_t k) {
+    if (dtype == LL_DTYPE_F32) return v_load((const float *)row + k);
+    if (dtype == LL_DTYPE_BF16) return v_load_bf16((const uint16_t *)row + k);
+    return v_load_f16((const uint16_t *)row + k);
+}
+
+/* kLanes rows at a time through registers. When width is no multiple of kLanes the last group's stores run
+ * into the next step's place, which is written after; so the last step of a panel goes element by element. */
+LLI_INLINE void pack_as(float *panel, int64_t width, const void *const *rows, int64_t n_rows,
+                        const int32_t dtype, int64_t k0, int64_t n_k) {
+    for (int64_t first = 0; first < width; first += kLanes) {
+        int64_t n_here = n_rows - first, k = 0;
+        const int whole = width - first >= kLanes;
+        if (n_here > kLanes) n_here = kLanes;
+        for (; n_here > 0 && (whole ? k + kLanes <= n_k : k + kLanes < n_k); k += kLanes) {
+            vf block[kLanes];
+            for (int r = 0; r < kLanes; r++) {
+                block[r] = r < n_here ? load_lanes(rows[first + r], dtype, k0 + k) : v_set(0.0f);
+            }
+            v_transpose(block);
+            for (int j = 0; j < kLanes; j++) v_store(panel + (k + j) * width + first, block[j]);
+        }
+        for (; k < n_k; k++) {
+            for (int64_t r = 0; r < kLanes && first + r < width; r++) {
+                panel[k * width + first + r] = r < n_here ? lli_load(rows[first + r], dtype, k0 + k) : 0.0f;
+            }
+        }
+    }
+}
+
+static void pack(float *panel, int64_t width, const void *const *rows, int64_t n_rows, int32_t dtype,
+                 int64_t k0, int64_t n_k) {
+    if (dtype == LL_DTYPE_F32) {
+        pack_as(panel, width, rows, n_rows, LL_DTYPE_F32, k0, n_k);
+    } else if (dtype == LL_DTYPE_BF16) {
+        pack_as(panel, width, rows, n_rows, LL_DTYPE_BF16, k0, n_k);
+    } else {
+        pack_as(panel, width, rows, n_rows, LL_DTYPE_F16, k0, n_k);
+    }
+}
+
+/* Row by row, so that memory is read in order. */
+static void copy(float *panels, int64_t width, int64_t panel_stride, const void *const *rows, int64_t n_k,
+                 int32_t dtype, int64_t c0, int64_t n_cols) {
+    for (int64_t k = 0; k < n_k; k++) {
+        for (int64_t first = 0; first < n_cols; first += width) {
+            float *to = panels + first / width * panel_stride + k * width;
+            int64_t c = 0, n = n_cols - first < width ? n_cols - first : width;
+            if (!rows[k]) n = 0;
+            for (; c + kLanes <= n; c += kLanes) v_store(to + c, load_lanes(rows[k], dtype, c0 + first + c));
+            for (; c < n; c++) to[c] = lli_load(rows[k], dtype, c0 + first + c);
+            for (; c < width; c++) to[c] = 0.0f;
+        }
+    }
+}
+
+/* ---- Product ------------------------------------------------------------------------------------ */
+
+/* m and mode are constants where this is inlined, so the accumulators stay in registers. */
+LLI_INLINE void gemm_rows(const int m, int64_t n_k, const float *restrict a, const float *restrict b,
+                          float *restrict c, int64_t ldc, const lli_gemm_mode mode) {
+    vf acc[kGemmRows][kGemmVectors];
+#pragma GCC unroll 16
+    for (int i = 0; i < m; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kGemmVectors; j++) {
+            acc[i][j] = mode == LLI_GEMM_CONTINUE ? v_load(c + i * ldc + j * kLanes) : v_set(0.0f);
+            if (mode == LLI_GEMM_ADD) __builtin_prefetch(c + i * ldc + j * kLanes, 1);
+        }
+    }
+    for (int64_t k = 0; k < n_k; k++, a += kGemmRows, b += kGemmCols) {
+        vf bk[kGemmVectors];
+#pragma GCC unroll 4
+        for (int j = 0; j < kGemmVectors; j++) bk[j] = v_load(b + j * kLanes);
+#pragma GCC unroll 16
+        for (int i = 0; i < m; i++) {
+            vf ak = v_set(a[i]);
+#pragma GCC unroll 4
+            for (int j = 0; j < kGemmVectors; j++) acc[i][j] = v_fma(ak, bk[j], acc[i][j]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < m; i++) {
+#pragma GCC unroll 4
+        for (int j = 0; j < kGemmVectors; j++) {
+            float *to = c + i * ldc + j * kLanes;
+            v_store(to, mode == LLI_GEMM_ADD ? v_add(v_load(to), acc[i][j]) : acc[i][j]);
+        }
+    }
+}
+
+LLI_INLINE void gemm_mode(int64_t m, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
+                          const lli_gemm_mode mode) {
+    switch (m) {
+    case 1:
+        gemm_rows(1, n_k, a, b, c, ldc, mode);
+        break;
+    case 2:
+        gemm_rows(2, n_k, a, b, c, ldc, mode);
+        break;
+    case 3:
+        gemm_rows(3, n_k, a, b, c, ldc, mode);
+        break;
+    case 4:
+        gemm_rows(4, n_k, a, b, c, ldc, mode);
+        break;
+#if LLI_GEMM_ROWS > 4
+    case 5:
+        gemm_rows(5, n_k, a, b, c, ldc, mode);
+        break;
+    case 6:
+        gemm_rows(6, n_k, a, b, c, ldc, mode);
+        break;
+#endif
+#if LLI_GEMM_ROWS > 6
+    case 7:
+        gemm_rows(7, n_k, a, b, c, ldc, mode);
+        break;
+    case 8:
+        gemm_rows(8, n_k, a, b, c, ldc, mode);
+        break;
+    case 9:
+        gemm_rows(9, n_k, a, b, c, ldc, mode);
+        break;
+    case 10:
+        gemm_rows(10, n_k, a, b, c, ldc, mode);
+        break;
+    case 11:
+        gemm_rows(11, n_k, a, b, c, ldc, mode);
+        break;
+    case 12:
+        gemm_rows(12, n_k, a, b, c, ldc, mode);
+        break;
+    case 13:
+        gemm_rows(13, n_k, a, b, c, ldc, mode);
+        break;
+    case 14:
+        gemm_rows(14, n_k, a, b, c, ldc, mode);
+        break;
+#endif
+    default:
+        break;
+    }
+}
+
+static void gemm_whole(int64_t m, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
+                       lli_gemm_mode mode) {
+    switch (mode) {
+    case LLI_GEMM_SET:
+        gemm_mode(m, n_k, a, b, c, ldc, LLI_GEMM_SET);
+        break;
+    case LLI_GEMM_CONTINUE:
+        gemm_mode(m, n_k, a, b, c, ldc, LLI_GEMM_CONTINUE);
+        break;
+    case LLI_GEMM_ADD:
+        gemm_mode(m, n_k, a, b, c, ldc, LLI_GEMM_ADD);
+        break;
+    }
+}
+
+/* Results narrower than a panel go through a buffer, because rows of c end where other data begins. */
+static void gemm(int64_t m, int64_t n, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
+                 lli_gemm_mode mode) {
+    if (n == kGemmCols) {
+        gemm_whole(m, n_k, a, b, c, ldc, mode);
+        return;
+    }
+    float edge[kGemmRows * kGemmCols];
+    for (int64_t i = 0; i < m; i++) {
+        memset(edge + i * kGemmCols, 0, sizeof(float) * kGemmCols);
+        if (mode != LLI_GEMM_SET) memcpy(edge + i * kGemmCols, c + i * ldc, sizeof(float) * (size_t)n);
+    }
+    gemm_whole(m, n_k, a, b, edge, kGemmCols, mode);
+    for (int64_t i = 0; i < m; i++) memcpy(c + i * ldc, edge + i * kGemmCols, sizeof(float) * (size_t)n);
+}
+
+/* ---- Powers of two and the softcap -------------------------------------------------------------- */
+
+/* 2^f - 1 for |f| <= 1/2, in relative precision. */
+LLI_INLINE vf exp2m1_fraction(vf f) {
+    vf q = v_set(LLI_EXP2_C5);
+    q = v_fma(q, f, v_set(LLI_EXP2_C4));
+    q = v_fma(q, f, v_set(LLI_EXP2_C3));
+    q = v_fma(q, f, v_set(LLI_EXP2_C2));
+    q = v_fma(q, f, v_set(LLI_EXP2_C1));
+    q = v_fma(q, f, v_set(LLI_EXP2_C0));
+    return v_mul(q, f);
+}
+
+/* 2^d 2^grid_bits for d >= -64 (2^f as 1 + f q: one rounding less than exp2m1_fraction + 1). */
+LLI_INLINE vf exp2_grid(vf d, float grid_bits) {
+    vf n = v_rint(d), f = v_sub(d, n);
+    vf q = v_set(LLI_EXP2_C5);
+    q = v_fma(q, f, v_set(LLI_EXP2_C4));
+    q = v_fma(q, f, v_set(LLI_EXP2_C3));
+    q = v_fma(q, f, v_set(LLI_EXP2_C2));
+    q = v_fma(q, f, v_set(LLI_EXP2_C1));
+    q = v_fma(q, f, v_set(LLI_EXP2_C0));
+    return v_mul(v_fma(q, f, v_set(1.0f)), v_pow2(v_add(n, v_set(grid_bits))));
+}
+
+/* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation:
+ * with e = 2^d, d = -2 |raw / C| log2 e, e - 1 = m:   tanh = -m / (2 + m),   slope = 4 e / (2 + m)^2 */
+LLI_INLINE vf softcap(vf raw, float cap, vf *slope) {
+    vf u = v_div(raw, v_set(cap));
+    vf d = v_max(v_set(-126.0f), v_mul(v_abs(u), v_set(-2.0f * LLI_LOG2E_HI)));
+    vf n = v_rint(d), scale = v_pow2(n), fraction = exp2m1_fraction(v_sub(d, n));
+    vf m = v_fma(scale, fraction, v_sub(scale, v_set(1.0f))), e = v_fma(scale, fraction, scale);
+    vf sum = v_add(v_set(2.0f), m);
+    *slope = v_div(v_mul(v_set(4.0f), e), v_mul(sum, sum));
+    return v_copysign(v_mul(v_set(cap), v_div(v_sub(v_set(0.0f), m), sum)), u);
+}
+
+LLI_INLINE vf transform_lanes(const lli_transform *transform, vf raw, vf *slope) {
+    *slope = v_set(1.0f);
+    if (transform->softcap != 0.0f) raw = softcap(raw, transform->softcap, slope);
+    if (transform->temperature != 1.0f) raw = v_div(raw, v_set(transform->temperature));
+    return raw;
+}
+
+/* ---- Statistics of a row ------------------------------------------------------------------------ */
+
+/* row += the tile, all of whose logits are in z (-inf where there is no column). */
+LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, lli_softmax *row) {
+    if (zmax == -INFINITY) return;
+    if (!(fabsf(zmax) < LLI_Z_FLOAT)) {
+        lli_softmax_tile(row, z, kTileCols, zmax);
+        return;
+    }
+    float k = lli_softmax_anchor(zmax);
+    vf minus_k = v_set(-k), floor_d = v_set(-64.0f);
+    int64_t s = 0, u = 0;
+    /* Two terms of at most 2^30 each stay inside 32 unsigned bits; four equal maxima would not. */
+    for (int i = 0; i < kTileVectors; i += 2) {
+        vi s2 = vi_zero(), u2 = vi_zero();
+        for (int j = i; j < i + 2; j++) {
+            vf x = v_load(z + j * kLanes);
+            vf d = v_fma(x, v_set(LLI_LOG2E_LO), v_fma(x, v_set(LLI_LOG2E_HI), minus_k));
+            d = v_max(d, floor_d);
+            vf p = exp2_grid(d, (float)kGridBits);
+            s2 = vi_add(s2, v_to_int(p));
+            if (want_entropy) u2 = vi_add(u2, v_to_int(v_mul(p, v_sub(v_set(0.0f), d))));
+        }
+        s += vi_sum_unsigned(s2);
+        if (want_entropy) u += vi_sum_unsigned(u2);
+    }
+    lli_softmax_add(row, (int32_t)k, s, u);
+}
+
+/* Largest logit of a tile; NaN if one is NaN. */
+LLI_INLINE float tile_max(const float *z) {
+    vf m = v_load(z);
+    int nan = v_any_nan(m, m);
+    for (int j = 1; j < kTileVectors; j++) {
+        vf x = v_load(z + j * kLanes);
+        nan |= v_any_nan(x, x);
+        m = v_max(m, x);
+    }
+    return nan ? NAN : v_hmax(m);
+}
+
+/* sum += sum_v cw[v] z_v on a grid 2^-30 of the tile's largest magnitude; cw = 0 takes the column out. */
+static void tile_soft_sum(const float *z, const float *class_weight, int64_t n_cols, lli_exact *sum) {
+    float x[kTileCols] = {0};
+    for (int64_t v = 0; v < n_cols; v++) {
+        float cw = class_weight ? class_weight[v] : 1.0f;
+        x[v] = cw == 0.0f ? 0.0f : cw * z[v];
+    }
+    vf m = v_set(0.0f);
+    for (int j = 0; j < kTileVectors; j++) m = v_max(m, v_abs(v_load(x + j * kLanes)));
+    float largest = v_hmax(m);
+    if (largest == 0.0f) return;
+    if (!(largest < INFINITY)) {
+        for (int64_t v = 0; v < n_cols; v++) {
+            if (!(fabsf(x[v]) < INFINITY)) lli_exact_add_f32(sum, x[v]);
+        }
+        return;
+    }
+    /* largest < 2^exponent; below 2^-90 the grid stops following */
+    int32_t exponent = (int32_t)(lli_bits(largest) >> 23) - 126;
+    if (exponent < -90) exponent = -90;
+    /* 2^(30 - exponent) in two exact factors, since 30 - exponent may pass 127 (and -98 is fine) */
+    int32_t half = (30 - exponent) / 2;
+    vf low = v_pow2(v_set((float)half)), high = v_pow2(v_set((float)(30 - exponent - half)));
+    int64_t total = 0;
+    for (int j = 0; j < kTileVectors; j++) {
+        total += vi_sum_signed(v_to_int(v_mul(v_mul(v_load(x + j * kLanes), low), high)));
+    }
+    lli_exact_add(sum, total, exponent - 30);
+}
+
+LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
+                         const int want_entropy, lli_row_sums *sums, lli_row_target *target,
+                         lli_exact *soft_sum) {
+    for (int64_t first = 0; first < stretch->n_cols; first += kTileCols) {
+        float z[kTileCols];
+        const int64_t n = stretch->n_cols - first < kTileCols ? stretch->n_cols - first : kTileCols;
+        for (int j = 0; j < kTileVectors; j++) {
+            vf slope, raw = v_load(stretch->raw + first + j * kLanes);
+            if (stretch->bias) raw = v_add(raw, v_load(stretch->bias + first + j * kLanes));
+            v_store(z + j * kLanes, transform_lanes(transform, raw, &slope));
+        }
+        for (int64_t v = n; v < kTileCols; v++) z[v] = -INFINITY;
+        const int64_t column = stretch->column + first;
+        float zmax = tile_max(z);
+        /* The strict > keeps the lowest column within a thread's ascending order. */
+        if ((want & LLI_WANT_ARGMAX) && (zmax > sums->max || sums->argmax < 0) && zmax == zmax) {
+            int64_t v = 0;
+            while (z[v] != zmax) v++;
+            sums->max = zmax;
+            sums->argmax = column + v;
+        }
+        if (want & LLI_WANT_SOFT_SUM) {
+            tile_soft_sum(z, stretch->class_weight ? stretch->class_weight + first : NULL, n, soft_sum);
+        }
+        const int64_t at = stretch->target - column;
+        if (at < 0 || at >= kTileCols) {
+            tile_sums(z, zmax, want_entropy, &sums->others);
+            continue;
+        }
+        lli_softmax_clear(&target->whole);
+        lli_softmax_clear(&target->rest);
+        target->z = z[at];
+        tile_sums(z, zmax, want_entropy, &target->whole);
+        z[at] = -INFINITY;
+        tile_sums(z, tile_max(z), 0, &target->rest);
+    }
+}
+
+static void stats(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
+                  lli_row_sums *sums, lli_row_target *target, lli_exact *soft_sum) {
+    if (want & LLI_WANT_ENTROPY) {
+        stats_as(transform, stretch, want, 1, sums, target, soft_sum);
+    } else {
+        stats_as(transform, stretch, want, 0, sums, target, soft_sum);
+    }
+}
+
+/* ---- Gradient of a row -------------------------------------------------------------------------- */
+
+/* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T; d = (z - lse) log2 e carries lse - z. */
+LLI_INLINE vf gradient_lanes(const lli_transform *transform, const lli_row_grad *grad, vf raw,
+                             const float *cw) {
+    vf slope, z = transform_lanes(transform, raw, &slope);
+    vf d = v_fma(z, v_set(LLI_LOG2E_LO), v_fma(z, v_set(LLI_LOG2E_HI), v_set(-grad->k)));
+    d = v_sub(d, v_set(grad->fraction));
+    vf lowest = v_set(-126.0f), bounded = v_max(lowest, d);
+    vf p = v_keep_ge(d, lowest, exp2_grid(bounded, 0.0f));
+    vf dz = v_mul(p, v_set(grad->alpha));
+    if (grad->gamma != 0.0f) {
+        vf surprise = v_sub(v_mul(bounded, v_set(-0x1.62e430p-1f)), v_set(grad->entropy));
+        dz = v_fma(v_mul(p, v_set(grad->gamma)), surprise, dz);
+    }
+    if (grad->epsilon != 0.0f) {
+        vf epsilon = v_set(grad->epsilon);
+        dz = v_sub(dz, cw ? v_mul(epsilon, v_load(cw)) : epsilon);
+    }
+    if (transform->softcap != 0.0f) dz = v_mul(dz, slope);
+    if (transform->temperature != 1.0f) dz = v_div(dz, v_set(transform->temperature));
+    return dz;
+}
+
+/* dz to d raw, one element. */
+static float chain_rule(const lli_transform *transform, float raw, float dz) {
+    float lanes[kLanes];
+    vf slope;
+    (void)transform_lanes(transform, v_set(raw), &slope);
+    v_store(lanes, slope);
+    if (transform->softcap != 0.0f) dz = dz * lanes[0];
+    return transform->temperature != 1.0f ? dz / transform->temperature : dz;
+}
+
+static float raw_with_bias(const lli_stretch *stretch, int64_t v) {
+    return stretch->bias ? stretch->raw[v] + stretch->bias[v] : stretch->raw[v];
+}
+
+/* Rows beyond the float formula: one logit at a time in double. */
+static void gradient_wide(const lli_transform *transform, const lli_stretch *stretch,
+                          const lli_row_grad *grad, float *raw) {
+    for (int64_t v = 0; v < stretch->n_cols; v++) {
+        float lanes[kLanes], value = raw_with_bias(stretch, v);
+        vf slope;
+        v_store(lanes, transform_lanes(transform, v_set(value), &slope));
+        float cw = stretch->class_weight ? stretch->class_weight[v] : 1.0f;
+        raw[v] = chain_rule(transform, value, lli_row_dz_wide(grad, lanes[0], cw));
+    }
+}
+
+static void gradient(const lli_transform *transform, const lli_stretch *stretch, const lli_row_grad *grad,
+                     float *raw) {
+    const int64_t n = stretch->n_cols;
+    if (grad->dead) {
+        memset(raw, 0, sizeof(float) * (size_t)n);
+        return;
+    }
+    const int64_t at = stretch->target - stretch->column;
+    const int has_target = grad->has_target && at >= 0 && at < n;
+    const float target_dz =
+        has_target ? chain_rule(transform, raw_with_bias(stretch, at), grad->target_dz) : 0.0f;
+    if (grad->wide) {
+        gradient_wide(transform, stretch, grad, raw);
+    } else {
+        int64_t v = 0;
+        for (; v + kLanes <= n; v += kLanes) {
+            vf x = v_load(raw + v);
+            if (stretch->bias) x = v_add(x, v_load(stretch->bias + v));
+            const float *cw = stretch->class_weight ? stretch->class_weight + v : NULL;
+            v_store(raw + v, gradient_lanes(transform, grad, x, cw));
+        }
+        if (v < n) { /* class weights end with the vocabulary: no reading past them */
+            float x[kLanes] = {0}, cw[kLanes] = {0};
+            for (int64_t l = 0; l < n - v; l++) {
+                x[l] = raw_with_bias(stretch, v + l);
+                cw[l] = stretch->class_weight ? stretch->class_weight[v + l] : 1.0f;
+            }
+            v_store(x, gradient_lanes(transform, grad, v_load(x), cw));
+            memcpy(raw + v, x, sizeof(float) * (size_t)(n - v));
+        }
+    }
+    if (has_target) raw[at] = target_dz;
+}
+
+/* ---- Ceiling ------------------------------------------------------------------------------------ */
+
+static double peak(int64_t steps, float *sink) {
+    enum { kChains = 12 }; /* more than latency times issue rate of any current core */
+    vf acc[kChains], a = v_set(0.999f), b = v_set(1e-3f);
+#pragma GCC unroll 12
+    for (int i = 0; i < kChains; i++) acc[i] = v_set(1.0f + (float)i);
+    for (int64_t step = 0; step < steps; step++) {
+#pragma GCC unroll 12
+        for (int i = 0; i < kChains; i++) acc[i] = v_fma(acc[i], a, b);
+    }
+#pragma GCC unroll 12
+    for (int i = 1; i < kChains; i++) acc[0] = v_add(acc[0], acc[i]);
+    float lanes[kLanes];
+    v_store(lanes, acc[0]);
+    *sink = lanes[0];
+    return 2.0 * kChains * kLanes * (double)steps;
+}
+
+#endif

@@ -1,0 +1,117 @@
+/* The vector vocabulary of the CPU kernels in AVX2, FMA and F16C. simd_plain.h defines what each operation
+ * means; all three headers give the same bits. */
+#ifndef LLI_CPU_SIMD_AVX2_H
+#define LLI_CPU_SIMD_AVX2_H
+
+#include <immintrin.h>
+#include <stdint.h>
+
+enum { kLanes = 8, kGemmRows = 6, kGemmVectors = 2 };
+
+typedef __m256 vf;
+typedef __m256i vi;
+
+static inline vf v_set(float x) {
+    return _mm256_set1_ps(x);
+}
+static inline vf v_load(const float *p) {
+    return _mm256_loadu_ps(p);
+}
+static inline void v_store(float *p, vf x) {
+    _mm256_storeu_ps(p, x);
+}
+static inline vf v_load_bf16(const uint16_t *p) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+static inline vf v_load_f16(const uint16_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+static inline vf v_add(vf a, vf b) {
+    return _mm256_add_ps(a, b);
+}
+static inline vf v_sub(vf a, vf b) {
+    return _mm256_sub_ps(a, b);
+}
+static inline vf v_mul(vf a, vf b) {
+    return _mm256_mul_ps(a, b);
+}
+static inline vf v_div(vf a, vf b) {
+    return _mm256_div_ps(a, b);
+}
+static inline vf v_fma(vf a, vf b, vf c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+static inline vf v_max(vf a, vf b) {
+    return _mm256_max_ps(a, b);
+}
+static inline vf v_rint(vf a) {
+    return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+static inline vf v_abs(vf a) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a);
+}
+static inline vf v_copysign(vf magnitude, vf sign) {
+    const vf bit = _mm256_set1_ps(-0.0f);
+    return _mm256_or_ps(_mm256_andnot_ps(bit, magnitude), _mm256_and_ps(bit, sign));
+}
+static inline vf v_keep_ge(vf a, vf limit, vf x) {
+    return _mm256_and_ps(_mm256_cmp_ps(a, limit, _CMP_GE_OQ), x);
+}
+static inline vf v_keep_nonzero(vf a, vf x) {
+    return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), x);
+}
+static inline int v_any_nan(vf a, vf b) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
+}
+static inline float v_hmax(vf a) {
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+}
+static inline vf v_pow2(vf n) {
+    return _mm256_castsi256_ps(
+        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+static inline vi v_to_int(vf a) {
+    return _mm256_cvtps_epi32(a);
+}
+static inline vi vi_zero(void) {
+    return _mm256_setzero_si256();
+}
+static inline vi vi_add(vi a, vi b) {
+    return _mm256_add_epi32(a, b);
+}
+static inline int64_t vi_sum_64(vi a) {
+    __m128i x = _mm_add_epi64(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    return _mm_cvtsi128_si64(x) + _mm_extract_epi64(x, 1);
+}
+static inline int64_t vi_sum_unsigned(vi a) {
+    return vi_sum_64(
+        _mm256_add_epi64(_mm256_and_si256(a, _mm256_set1_epi64x(0xffffffff)), _mm256_srli_epi64(a, 32)));
+}
+static inline int64_t vi_sum_signed(vi a) {
+    return vi_sum_64(_mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(a)),
+                                      _mm256_cvtepi32_epi64(_mm256_extracti128_si256(a, 1))));
+}
+
+static inline void v_transpose(vf r[kLanes]) {
+    vf t[kLanes];
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x20);
+        t[i + 4] = _mm256_permute2f128_ps(r[i], r[i + 4], 0x31);
+    }
+    for (int i = 0; i < 8; i++) r[i] = t[i];
+}
+
+#endif

@@ -1,0 +1,9 @@
+/* The reference kernel: the formulas of logitless.h in double precision, one loop each. */
+#ifndef LLI_REF_REF_H
+#define LLI_REF_REF_H
+
+#include "core/plan.h"
+
+extern const lli_kernel lli_linear_ce_ref;
+
+#endif

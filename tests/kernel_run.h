@@ -1,0 +1,64 @@
+/* Runs one call of a problem on one kernel: plan, workspace, execute, destroy. Needs POSIX setenv: the
+ * including file defines _POSIX_C_SOURCE first. */
+#ifndef LL_TESTS_KERNEL_RUN_H
+#define LL_TESTS_KERNEL_RUN_H
+
+#include "problems.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Runnable kernels of this build and machine, in the table's order; the reference is the last one. */
+struct kernel_list {
+    int32_t count;
+    ll_kernel_info kernels[16];
+};
+
+static inline struct kernel_list kernels_here(void) {
+    struct kernel_list list = {0};
+    ll_kernel_info info;
+    for (int32_t index = 0; ll_kernel_get(index, &info) == LL_STATUS_OK && list.count < 16; ++index) {
+        if (info.why_not[0] == '\0') {
+            list.kernels[list.count++] = info;
+        } else {
+            printf("SKIP %s: %s\n", info.name, info.why_not);
+        }
+    }
+    return list;
+}
+
+static inline ll_status pass_run(const ll_plan *plan, ll_pass pass, ll_linear_ce_args args) {
+    size_t bytes = 0;
+    ll_status status = ll_plan_workspace(plan, pass, &bytes);
+    if (status != LL_STATUS_OK) return status;
+    size_t rounded = (bytes + 64) / 64 * 64;
+    args.workspace = aligned_alloc(64, rounded);
+    args.workspace_bytes = bytes;
+    if (!args.workspace) return LL_STATUS_MEMORY;
+    memset(args.workspace, 0xff, rounded); /* its contents must not matter */
+    if (pass == LL_PASS_FORWARD) status = ll_linear_ce_forward(plan, &args, NULL);
+    if (pass == LL_PASS_BACKWARD) status = ll_linear_ce_backward(plan, &args, NULL);
+    if (pass == LL_PASS_FORWARD_BACKWARD) status = ll_linear_ce_forward_backward(plan, &args, NULL);
+    free(args.workspace);
+    return status;
+}
+
+/* kernel: its name. The sentence of a failure is printed. */
+static inline ll_status kernel_run(const char *kernel, const struct problem *problem, ll_pass pass,
+                                   const ll_linear_ce_args *args) {
+    ll_plan_desc desc;
+    ll_plan *plan = NULL;
+    problem_desc(problem, &desc);
+    setenv("LL_KERNEL", kernel, 1);
+    ll_status status = ll_plan_create(&desc, &plan);
+    unsetenv("LL_KERNEL");
+    if (status == LL_STATUS_OK) status = pass_run(plan, pass, *args);
+    if (status != LL_STATUS_OK) {
+        printf("FAIL %s %s: %s: %s\n", problem->text, kernel, ll_status_name(status), ll_last_error());
+    }
+    ll_plan_destroy(plan);
+    return status;
+}
+
+#endif
