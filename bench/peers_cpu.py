@@ -22,14 +22,17 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 PROBLEMS = ["n2048:d1024:v50257", "n1024:d2048:v128256", "n4096:d768:v50257", "n1:d4096:v151936"]
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
-# Relative: loss, and norm of the gradients' difference. PyTorch rounds bf16 logits, their gradients and the
-# loss to bf16 (up to 2^-8 each), ours are f32.
-TOLERANCE = {"f32": (1e-5, 1e-4), "bf16": (5e-3, 3e-2)}
+# Relative norm of the gradients' difference. PyTorch rounds bf16 logits and their gradients to bf16 (up to
+# 2^-8 each), ours are f32.
+GRADIENT_TOLERANCE = {"f32": 1e-4, "bf16": 3e-2}
+# Relative, of the loss, also for bf16: there PyTorch's own loss is off by up to a hundredth, so ours is compared
+# with PyTorch's f32 loss of the same inputs.
+LOSS_TOLERANCE = 1e-5
 ISA_FLAGS = "avx2 fma avx512f avx512_bf16 avx512_fp16 avx512_vnni amx_bf16 amx_tile asimd bf16 sve".split()
 PAUSE_S = 0.1    # between the sides: OpenMP threads spin for some ms after their work
 SHORT_MS = 500   # below: three times the rounds
 HEADER = ["problem", "dtype", "pass", "torch ms", "logitless ms", "ratio", "% FMA peak", "torch MiB",
-          "logitless MiB", "ratio"]
+          "logitless MiB", "ratio", "with grads"]
 
 
 class Failure(Exception):
@@ -144,12 +147,15 @@ def compare(text, sides, row, scratch, tokens, threads, options):
     """First forward_backward of both sides: gradients against each other, and the memory of both passes."""
     torch, ours = sides
     saved = [os.path.join(scratch, name) for name in ("grad_x", "grad_w")]
-    loss_limit, grad_limit = TOLERANCE[row["dtype"]]
+    grad_limit = GRADIENT_TOLERANCE[row["dtype"]]
     torch_runs = {}
     for name in ("forward", "forward_backward"):
         more = {"save": saved} if name != "forward" else {}
         torch_runs[name] = torch.ask("measure", **{"pass": name, "tokens": tokens, "threads": threads[name]}, **more)
     row["torch"] = torch_runs
+    row["f32_loss"] = torch_runs["forward"]["loss"]
+    if row["dtype"] != "f32":
+        row["f32_loss"] = torch.ask("widened_loss", tokens=tokens)["loss"]
     row["logitless"] = {}
     for grads in row["grad_dtypes"]:
         for name in ("forward", "forward_backward"):
@@ -157,14 +163,14 @@ def compare(text, sides, row, scratch, tokens, threads, options):
                 continue
             budget = options.budget
             if budget == "tenth":
-                budget = torch_runs["forward_backward"]["extra_bytes"] // 10
+                budget = torch_runs["forward_backward"]["rise_bytes"] // 10
             answer = ours.ask("measure", **{"pass": name, "tokens": tokens, "threads": options.threads},
                               grads=grads, budget_bytes=budget)
             answer["budget_bytes"] = budget
-            answer["loss_difference"] = relative(answer["loss"], torch_runs[name]["loss"])
-            if not answer["loss_difference"] <= loss_limit:
-                raise Failure(f"{text} {row['dtype']} {name}: loss {answer['loss']!r}, "
-                              f"torch's is {torch_runs[name]['loss']!r}")
+            answer["loss_difference"] = relative(answer["loss"], row["f32_loss"])
+            if not answer["loss_difference"] <= LOSS_TOLERANCE:
+                raise Failure(f"{text} {row['dtype']} {name}: loss {answer['loss']!r}, torch's f32 loss is "
+                              f"{row['f32_loss']!r}")
             if name != "forward":
                 distance = ours.ask("compare", saved=saved, tokens=tokens, dtype=row["dtype"], grads=grads)
                 answer["gradient_difference"] = distance
@@ -184,8 +190,10 @@ def time_in_turn(name, row, sides, n, threads, options, time_torch):
     rounds = 0
     while rounds < options.rounds or (rounds < 3 * options.rounds and max(map(max, times.values())) < SHORT_MS):
         if time_torch:
-            request = {"pass": name, "tokens": n, "threads": threads[name]}
-            times["torch"].append(torch.ask("run", **request)["ms"])
+            request = {"pass": name, "tokens": n, "threads": threads[name], "trim": rounds == 0}
+            answer = torch.ask("run", **request)
+            times["torch"].append(answer["ms"])
+            row["torch"][name].setdefault("fresh_rise_bytes", answer["rise_bytes"])
         for grads in variants:
             request = {"pass": name, "tokens": n, "threads": options.threads, "grads": grads}
             times[grads].append(ours.ask("run", **request)["ms"])
@@ -199,7 +207,9 @@ def rows_of(text, dtype, name, times, row, peak, shape, scale):
     gflop = (2e-9 if name == "forward" else 6e-9) * n * d * v
     for grads, measured in ((g, m) for (p, g), m in row["logitless"].items() if p == name):
         ms = statistics.median(times[grads])
-        theirs, own = row["torch"][name]["extra_bytes"] * scale, measured["extra_bytes"]
+        theirs, own = row["torch"][name]["rise_bytes"] * scale, measured["rise_bytes"]
+        fresh = row["torch"][name].get("fresh_rise_bytes")
+        grad_bytes = 0 if name == "forward" else (n + v) * d * ELEMENT_BYTES[grads]
         yield {"problem": text, "dtype": dtype, "pass": name, "grad_dtype": grads if name != "forward" else None,
                "torch_ms": torch_ms, "logitless_ms": ms, "time_ratio": ms / torch_ms,
                "torch_scaled_from_tokens": row.get("tokens"),
@@ -207,10 +217,13 @@ def rows_of(text, dtype, name, times, row, peak, shape, scale):
                "fma_peak_part": gflop / ms * 1e3 / peak if peak else None,
                "torch_extra_bytes": round(theirs), "logitless_extra_bytes": own,
                "memory_ratio": own / theirs if theirs else None,
+               "torch_peak_bytes": fresh, "logitless_peak_bytes": own + grad_bytes,
+               "peak_ratio": (own + grad_bytes) / fresh if fresh else None,
                "torch_threads": row["threads"][name], "thread_trials_ms": row["trials"].get(name),
                "torch_all_ms": times.get("torch", [row["torch"][name]["ms"]]), "logitless_all_ms": times[grads],
-               "logitless": {key: measured[key] for key in measured if key not in ("ms", "extra_bytes")},
-               "torch_loss": row["torch"][name]["loss"], "load_average": os.getloadavg()[0]}
+               "logitless": {key: measured[key] for key in measured if key not in ("ms", "rise_bytes")},
+               "torch_loss": row["torch"][name]["loss"], "torch_f32_loss": row["f32_loss"],
+               "load_average": os.getloadavg()[0]}
 
 
 def table_line(row):
@@ -219,10 +232,10 @@ def table_line(row):
     if row["grad_dtype"] not in (None, row["dtype"]):
         name += f", {row['grad_dtype']} grads"
     part = f"{100 * row['fma_peak_part']:.0f}" if row["fma_peak_part"] else "-"
-    memory = f"{row['memory_ratio']:.2f}" if row["memory_ratio"] else "-"
+    memory, peak = (f"{row[key]:.2f}" if row[key] is not None else "-" for key in ("memory_ratio", "peak_ratio"))
     cells = [row["problem"], row["dtype"], name, f"{about}{row['torch_ms']:.1f}", f"{row['logitless_ms']:.1f}",
              f"{about}{row['time_ratio']:.2f}", part, f"{about}{row['torch_extra_bytes'] / 2**20:.1f}",
-             f"{row['logitless_extra_bytes'] / 2**20:.1f}", f"{about}{memory}"]
+             f"{row['logitless_extra_bytes'] / 2**20:.1f}", f"{about}{memory}", peak]
     return "| " + " | ".join(cells) + " |"
 
 
@@ -246,7 +259,7 @@ def run_problem(text, dtype, sides, here, options):
         compare(text, sides, row, scratch, tokens, threads, options)
     if slow:  # measured on fewer tokens than its workspace is for
         for measured in row["logitless"].values():
-            measured["extra_bytes"] = max(measured["extra_bytes"], measured["workspace_bytes"])
+            measured["rise_bytes"] = max(measured["rise_bytes"], measured["workspace_bytes"])
         row["tokens"] = tokens
     times = {name: time_in_turn(name, row, sides, n, threads, options, not slow) for name in threads}
     peaks.append(fma_peak(options.program))
@@ -278,7 +291,7 @@ def arguments():
         if not re.fullmatch(r"n[1-9]\d*:d[1-9]\d*:v[1-9]\d*", text):
             parser.error(f"found problem {text!r}, wanted nTOKENS:dHIDDEN:vVOCABULARY, all at least 1")
     for dtype in options.dtypes:
-        if dtype not in TOLERANCE:
+        if dtype not in GRADIENT_TOLERANCE:
             parser.error(f"--dtypes: found {dtype!r}, wanted f32, bf16 or both")
     if options.budget != "tenth":
         if not options.budget.isdigit():

@@ -32,19 +32,23 @@ def peak_bytes():
     return int(line.split()[1]) * 1024
 
 
-def extra_bytes_of(function):
-    """(result, seconds, bytes by which the resident set rose above its size before the call, at its peak).
-
-    ru_maxrss is VmHWM of the whole life of the process; writing 5 to clear_refs starts it again, so that
-    making the inputs does not hide a rise. Freed blocks go back to the system first, or they hide one too."""
-    ctypes.CDLL(None).malloc_trim(0)
+def timed(function):
+    """{loss, ms, and bytes by which the resident set rose during the call at its highest}; function gives the
+    loss. ru_maxrss is VmHWM of the whole life of the process; writing 5 to clear_refs starts it again, so that
+    making the inputs does not hide a rise."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     before = resident_bytes()
     begin = time.perf_counter()
-    result = function()
+    loss = function()
     seconds = time.perf_counter() - begin
-    return result, seconds, max(0, peak_bytes() - before)
+    return {"loss": loss, "ms": 1e3 * seconds, "rise_bytes": max(0, peak_bytes() - before)}
+
+
+def measured(function):
+    """The same after free heap went back to the system: what is free but resident would hide a rise."""
+    ctypes.CDLL(None).malloc_trim(0)
+    return timed(function)
 
 
 class Inputs:
@@ -59,51 +63,50 @@ class Inputs:
 
 
 class TorchSide:
-    """F.linear + F.cross_entropy as a training step has it: .grad is None before the backward, which then
-    keeps the memory it made. That memory is the gradient buffers and is not counted as extra."""
+    """F.linear + F.cross_entropy. Timed as a training step has it: .grad is None, and the backward keeps the
+    memory that it made. `measure` has .grad from the start and adds to it, as gradient accumulation does, so
+    that the gradients' own memory is not part of the rise, as for the other side."""
 
     def __init__(self, _library):
         self.versions = {"torch": torch.__version__, "isa": torch.backends.cpu.get_cpu_capability()}
 
     def make(self, request):
+        self.inputs = None
         self.inputs = Inputs(request["n"], request["d"], request["v"], request["dtype"])
         return {}
 
-    def prepare(self, request):
-        torch.set_num_threads(request["threads"])
-        n = request["tokens"]
-        with torch.no_grad():
-            x, w, y = self.inputs.x[:n], self.inputs.w, self.inputs.y[:n]
-        self.leaves = x.detach(), w.detach()
+    def call(self, request, leaves):
         if request["pass"] == "forward":
-            return lambda: F.cross_entropy(F.linear(x, w), y).item()
-        for leaf in self.leaves:
-            leaf.requires_grad_()
+            with torch.no_grad():
+                return F.cross_entropy(F.linear(*leaves), self.inputs.y[:request["tokens"]]).item()
+        loss = F.cross_entropy(F.linear(*leaves), self.inputs.y[:request["tokens"]])
+        loss.backward()
+        return loss.item()
 
-        def forward_backward():
-            loss = F.cross_entropy(F.linear(*self.leaves), y)
-            loss.backward()
-            return loss.item()
-        return forward_backward
+    def leaves(self, request):
+        torch.set_num_threads(request["threads"])
+        return [tensor.detach().requires_grad_()
+                for tensor in (self.inputs.x[:request["tokens"]], self.inputs.w)]
+
+    def widened_loss(self, request):
+        """PyTorch's loss of the same inputs widened to f32."""
+        wide = [tensor.float() for tensor in (self.inputs.x[:request["tokens"]], self.inputs.w)]
+        return {"loss": self.call({**request, "pass": "forward"}, wide)}
 
     def measure(self, request):
-        call = self.prepare(request)
-        loss, seconds, extra = extra_bytes_of(call)
+        leaves = self.leaves(request)
         if request["pass"] != "forward":
-            extra -= sum(leaf.grad.numel() * leaf.grad.element_size() for leaf in self.leaves)
-        if "save" in request:
-            for leaf, path in zip(self.leaves, request["save"]):
-                leaf.grad.view(torch.uint8).numpy().tofile(path)
-        self.leaves = None
-        return {"loss": loss, "ms": 1e3 * seconds, "extra_bytes": max(0, extra)}
+            for leaf in leaves:
+                leaf.grad = torch.empty_like(leaf).fill_(0)
+        answer = measured(lambda: self.call(request, leaves))
+        for leaf, path in zip(leaves, request.get("save", ())):
+            leaf.grad.view(torch.uint8).numpy().tofile(path)
+        return answer
 
     def run(self, request):
-        call = self.prepare(request)
-        begin = time.perf_counter()
-        loss = call()
-        seconds = time.perf_counter() - begin
-        self.leaves = None
-        return {"loss": loss, "ms": 1e3 * seconds}
+        leaves = self.leaves(request)
+        run = measured if request.get("trim") else timed
+        return run(lambda: self.call(request, leaves))
 
 
 class LogitlessSide:
@@ -161,18 +164,14 @@ class LogitlessSide:
         return self.results["loss"].item()
 
     def measure(self, request):
-        loss, seconds, extra = extra_bytes_of(lambda: self.call(request))
+        answer = measured(lambda: self.call(request))
         plan = self.plans[request["grads"]]
-        return {"loss": loss, "ms": 1e3 * seconds, "extra_bytes": extra, "kernel": plan.kernel,
-                "numerics": plan.numerics, "threads": plan.n_threads, "describe": plan.describe(),
-                "workspace_bytes": plan.workspace_bytes(request["pass"])}
+        return {**answer, "kernel": plan.kernel, "numerics": plan.numerics, "threads": plan.n_threads,
+                "describe": plan.describe(), "workspace_bytes": plan.workspace_bytes(request["pass"])}
 
     def run(self, request):
-        plan, args = self.prepare(request)
-        begin = time.perf_counter()
-        plan.run(request["pass"], args)
-        seconds = time.perf_counter() - begin
-        return {"loss": self.results["loss"].item(), "ms": 1e3 * seconds}
+        self.prepare(request)
+        return timed(lambda: self.call(request))
 
     def compare(self, request):
         """|ours - saved| / |saved| over each whole gradient, in double."""

@@ -32,6 +32,8 @@ typedef struct fault_test {
 /* Runs every test once per runnable kernel, named "test [kernel]", with LL_KERNEL set. argv[1], if given,
  * is a filter with * and ?. Returns the number of failures. */
 int faults_main(const char *group, const fault_test *tests, size_t n_tests, int argc, char **argv);
+/* The reference or plain C: tests that repeat themselves do so less often there. */
+int on_slow_kernel(void);
 
 /* ---- Memory with guards ---- */
 

@@ -16,6 +16,10 @@ static int is_fast(const ll_kernel_info *kernel, int is_best) {
     return is_best || strstr(kernel->name, "avx") != NULL;
 }
 
+int on_slow_kernel(void) {
+    return strstr(getenv("LL_KERNEL"), "avx") == NULL;
+}
+
 int faults_main(const char *group, const fault_test *tests, size_t n_tests, int argc, char **argv) {
     static struct CMUnitTest cases[kCasesMax];
     static char names[kCasesMax][kNameBytes];
