@@ -1,11 +1,13 @@
-/* Mean loss and both gradients of a head with 32,000 words for 4 tokens. cc minimal.c $(pkg-config --cflags --libs logitless) */
+/* Mean loss and both gradients of a head with 32,000 words for 4 tokens. cc minimal.c $(pkg-config --cflags
+ * --libs logitless) */
 #include <logitless/logitless.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 int main(void) {
     enum { kTokens = 4, kHidden = 64, kVocab = 32000 };
-    static float x[kTokens * kHidden], w[kVocab * kHidden], grad_x[kTokens * kHidden], grad_w[kVocab * kHidden];
+    static float x[kTokens * kHidden], w[kVocab * kHidden], grad_x[kTokens * kHidden],
+        grad_w[kVocab * kHidden];
     const int64_t target[kTokens] = {5, 31999, -100, 0}; /* -100: ignored */
     for (int i = 0; i < kTokens * kHidden; i++) x[i] = (float)(i % 7 - 3);
     for (int i = 0; i < kVocab * kHidden; i++) w[i] = 0.01f * (float)(i % 11 - 5);

@@ -137,9 +137,11 @@ typedef enum ll_smoothing {
  * sum_i cw[y_i] over valid tokens, i.e. their count without class weights; token_weight and
  * token_scaling scale the numerator only. s[i] is a constant for the gradient (detached).
  * Class weights follow PyTorch: they scale the smoothed part too; a class of weight 0 takes no part in
- * the smoothed sum. An ignored token has loss 0 and every gradient exactly 0, whatever its row of x
- * holds; its class stays in the softmax of the other tokens even if ignore_index lies in [0, v_total).
- * With no valid token the loss is 0 (not NaN) and gradients are exactly 0. */
+ * the smoothed sum. A factor of exactly 0 (token_weight, c, cw[y], an upstream) removes its term, also where
+ * the other factor is infinite or NaN: weights of 0 mask. An ignored token has loss 0 and every gradient
+ * exactly 0, whatever its row of x holds; its class stays in the softmax of the other tokens even if
+ * ignore_index lies in [0, v_total). With no valid token the loss is 0 (not NaN) and gradients are exactly 0.
+ */
 typedef struct ll_loss {
     size_t struct_bytes;
     int64_t ignore_index;   /* LL_LOSS_INIT: -100; any value, also inside or beyond the vocabulary */
@@ -227,9 +229,9 @@ static inline ll_plan_desc lli_plan_desc_init(void) {
 
 typedef struct ll_plan ll_plan;
 
-/* Checks the description, picks the kernel (LL_KERNEL=<name> in the environment forces one) and starts
- * n_threads - 1 worker threads that sleep between calls. *plan is NULL on failure.
- * Errors: INVALID_ARG, UNSUPPORTED, WORKSPACE (budget too small; the sentence gives the least),
+/* Checks the description, picks the kernel (LL_KERNEL=<name> in the environment forces one, whatever
+ * desc.backend says) and starts n_threads - 1 worker threads that sleep between calls. *plan is NULL on
+ * failure. Errors: INVALID_ARG, UNSUPPORTED, WORKSPACE (budget too small; the sentence gives the least),
  * MEMORY. Local: no communication. */
 LL_API ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **plan);
 
@@ -299,9 +301,10 @@ typedef struct ll_sums {
  *   grad_bias      [v_local] grad_bias_dtype        -     out   out    likewise
  *
  * "out" is overwritten, every element (gradients: added to instead where `accumulate` says so), and
- * nothing else is written. Ignored tokens: loss, nll, lse, lse_lo, entropy, z_loss are 0. lse + lse_lo is
- * the log-sum-exp to some 48 bits: nll and gradients keep full precision when all logits share a large
- * offset. No output may overlap an input, another output or the workspace. */
+ * nothing else is written. With n = 0 the data of per-token arguments may be NULL. Ignored tokens: loss, nll,
+ * lse, lse_lo, entropy, z_loss are 0. lse + lse_lo is the log-sum-exp to some 48 bits: nll and gradients keep
+ * full precision when all logits share a large offset. No output may overlap an input, another output or the
+ * workspace. */
 typedef struct ll_linear_ce_args {
     size_t struct_bytes;
     ll_view x, w, bias, target;

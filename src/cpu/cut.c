@@ -5,7 +5,7 @@
 enum {
     kDefaultBudgetMib = 512,
     kForwardMib = 8,  /* packed tokens of a forward chunk: read from L3 once for each column block */
-    kOnePassMib = 96, /* logits of a one-pass chunk: each chunk reads and writes all of grad_w once */
+    kOnePassMib = 100, /* logits of a one-pass chunk: each chunk reads and writes all of grad_w once */
     kRecomputeMib = 16,
     kBlockKib = 512, /* packed columns of a forward task: half of a 1 MiB L2 */
     kForwardTokensMax = 4096,
@@ -45,6 +45,7 @@ lli_cut lli_cut_make(const lli_problem *problem, const lli_config *config, const
     }
     cut.w_direct = problem->grad_w_dtype == LL_DTYPE_F32;
     cut.keep_acc_w = cut.want_w && !cut.w_direct && cut.n_tokens_max > cut.grad_tokens;
+    cut.tokens_outside = one_pass || cut.w_direct || !cut.want_w;
     return cut;
 }
 
@@ -53,7 +54,7 @@ void lli_cut_carve(const lli_cut *cut, lli_arena *arena, lli_pieces *pieces) {
     const int64_t chunk = lli_max(cut->forward_tokens, cut->grad_tokens);
     const int64_t chunk_rows = lli_round_up(chunk, cut->mr);
     const int64_t grad_rows = lli_round_up(cut->grad_tokens, cut->mr);
-    const int64_t acc_rows = cut->one_pass ? grad_rows : lli_round_up(cut->n_tokens_max, cut->mr);
+    const int64_t acc_rows = cut->tokens_outside ? grad_rows : lli_round_up(cut->n_tokens_max, cut->mr);
     const int64_t x_cols_rows = gradient ? lli_round_up(cut->grad_tokens, cut->block_tokens) : 0;
     const int64_t sum_cols = lli_min(kSumCols, cut->grad_cols);
     *pieces = (lli_pieces){
@@ -66,7 +67,7 @@ void lli_cut_carve(const lli_cut *cut, lli_arena *arena, lli_pieces *pieces) {
         .x_cols = cut->want_w ? lli_take(arena, x_cols_rows * cut->d_cols, sizeof(float)) : NULL,
         .acc_x = cut->want_x ? lli_take(arena, acc_rows * cut->d_cols, sizeof(float)) : NULL,
         .acc_w = cut->keep_acc_w ? lli_take(arena, cut->grad_cols * cut->d_cols, sizeof(float)) : NULL,
-        .acc_bias = cut->want_bias ? lli_take(arena, cut->grad_cols, sizeof(float)) : NULL,
+        .acc_bias = cut->want_bias ? lli_take(arena, cut->v_cols, sizeof(float)) : NULL,
         .scratch = lli_take(arena, cut->n_threads, sizeof(lli_scratch)),
     };
     const int64_t w_floats =
@@ -108,6 +109,22 @@ static int64_t tokens_near(const lli_problem *problem, int64_t wanted) {
     return lli_min(most, lli_max(kSumTokens, wanted / kSumTokens * kSumTokens));
 }
 
+/* What the hungriest pass takes. */
+static size_t most_of_passes(const lli_problem *problem, const lli_config *config, const lli_micro *micro) {
+    size_t most = 0;
+    for (int pass = 0; pass < 3; pass++) {
+        size_t bytes = lli_cut_workspace(problem, config, micro, (ll_pass)pass);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* A caller that names a budget gets the largest chunk that fits it: every chunk reads and writes all of
+ * grad_w. */
+static int64_t one_pass_tokens_wanted(const lli_problem *problem, int64_t v_cols) {
+    return problem->budget_bytes ? problem->n_tokens_max : kOnePassMib * kMib / (4 * v_cols);
+}
+
 ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, lli_config *config) {
     const size_t budget =
         problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
@@ -134,21 +151,18 @@ ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, 
             break;
         }
     }
+    /* One pass is tried with chunks from the wanted size down to the sums' blocks; without success the larger
+     * of what the two ways need at least is what the caller is told. */
+    const size_t least_recompute = most_of_passes(problem, &c, micro);
     c.one_pass = 1;
-    c.one_pass_tokens = tokens_near(problem, kOnePassMib * kMib / (4 * v_cols));
-    while (lli_cut_workspace(problem, &c, micro, LL_PASS_FORWARD_BACKWARD) > budget) {
-        if (c.one_pass_tokens <= kSumTokens) {
-            c.one_pass = 0;
-            c.one_pass_tokens = 0;
-            break;
-        }
+    c.one_pass_tokens = tokens_near(problem, one_pass_tokens_wanted(problem, v_cols));
+    while (c.one_pass_tokens > kSumTokens &&
+           lli_cut_workspace(problem, &c, micro, LL_PASS_FORWARD_BACKWARD) > budget) {
         c.one_pass_tokens = smaller(c.one_pass_tokens, kSumTokens);
     }
-    size_t least = 0;
-    for (int pass = 0; pass < 3; pass++) {
-        size_t bytes = lli_cut_workspace(problem, &c, micro, (ll_pass)pass);
-        if (bytes > least) least = bytes;
-    }
+    const size_t least_one_pass = most_of_passes(problem, &c, micro);
+    const size_t least = least_one_pass < least_recompute ? least_one_pass : least_recompute;
+    if (least_one_pass > budget) c.one_pass = 0, c.one_pass_tokens = 0;
     LLI_REQUIRE(!problem->budget_bytes || least <= budget, LL_STATUS_WORKSPACE,
                 "ll_plan_create: workspace_budget_bytes is %zu, want at least %zu for n_tokens_max %lld, "
                 "n_hidden %lld "

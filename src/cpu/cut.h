@@ -36,6 +36,10 @@ typedef struct lli_cut {
     bool one_pass, smoothing;
     bool w_direct;   /* grad_w is f32: it is its own accumulator */
     bool keep_acc_w; /* grad_w is narrower and several chunks add to it */
+    /* recomputing: chunks of tokens outside, stretches of columns inside. Then grad_w is added to by every
+     * chunk and grad_x is complete after one; the other way round where grad_w has no f32 memory of its own.
+     */
+    bool tokens_outside;
     bool want_x, want_w, want_bias, has_bias;
 } lli_cut;
 
@@ -61,9 +65,9 @@ typedef struct lli_pieces {
     lli_row_target *targets; /* by row of the chunk */
     float *logits;           /* chunk x grad_cols; raw logits, then gradients */
     float *x_cols;           /* the chunk's tokens in nr-wide panels of d_cols, block_tokens deep */
-    float *acc_x;            /* rows x d_cols */
+    float *acc_x;            /* rows x d_cols: of a chunk, or of all tokens where columns are outside */
     float *acc_w;            /* grad_cols x d_cols; where grad_w needs an f32 sum over several chunks */
-    float *acc_bias;         /* grad_cols */
+    float *acc_bias;         /* v_cols */
     lli_scratch *scratch;    /* by thread */
 } lli_pieces;
 

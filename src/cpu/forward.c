@@ -171,6 +171,10 @@ static lli_row_result merge_row(const lli_worker *worker, int64_t row, int64_t *
     }
     result.nll = softplus(lli_softmax_lse(&rest) - (double)target->z);
     result.entropy = run->want & LLI_WANT_ENTROPY ? lli_softmax_entropy(&whole) : 0.0;
+    if (run->problem->v_total == 1) { /* exactly, where the grid would leave 2^-31 */
+        result.lse = (double)target->z;
+        result.entropy = 0.0;
+    }
     if (run->cut.smoothing) result.soft_sum = run->terms.class_total * result.lse - lli_exact_value(&soft);
     return result;
 }

@@ -60,7 +60,7 @@ static void to_gradients(const lli_run *run, const grad_work *work, int64_t firs
 
 static void add_bias(const lli_run *run, const grad_work *work, int64_t first, int64_t n_tokens, int64_t c,
                      int64_t n) {
-    float *acc = run->pieces.acc_bias + c, sum[kGradCols];
+    float *acc = run->pieces.acc_bias + work->v_begin + c, sum[kGradCols];
     memset(sum, 0, sizeof sum);
     for (int64_t t = first; t < first + n_tokens; t++) {
         const float *dz = run->pieces.logits + t * run->cut.grad_cols + c;
@@ -135,7 +135,7 @@ static void grad_w_task(const lli_worker *worker, const void *context, int64_t t
     }
     if (with_bias) {
         emit((void *)lli_row(&args->grad_bias, v0), args->grad_bias.dtype, args->grad_bias.row_stride,
-             run->pieces.acc_bias + c, n, args->accumulate & LL_ACCUMULATE_BIAS);
+             run->pieces.acc_bias + v0, n, args->accumulate & LL_ACCUMULATE_BIAS);
     }
 }
 
@@ -250,29 +250,42 @@ void lli_gradient_one_pass(const lli_worker *worker) {
     }
 }
 
+/* One chunk of tokens against one stretch of columns. */
+static void recompute(const lli_worker *worker, const lli_chunk *chunk, int64_t v, int64_t acc_row) {
+    const lli_run *run = worker->run;
+    const grad_work work = {.chunk = chunk,
+                            .v_begin = v,
+                            .n_cols = lli_min(run->cut.grad_cols, run->cut.v - v),
+                            .first_chunk = chunk->begin == 0,
+                            .last_chunk = chunk->begin + chunk->count == run->call->n_valid,
+                            .first_cols = v == 0,
+                            .acc_row = acc_row};
+    lli_form_logits(worker, chunk, v, lli_round_up(work.n_cols, kTileCols), true, false);
+    gradient_of(worker, &work);
+}
+
 void lli_gradient_recompute(const lli_worker *worker) {
     const lli_run *run = worker->run;
-    const int64_t n = run->call->n_valid;
-    for (int64_t v = 0; v < run->cut.v; v += run->cut.grad_cols) {
-        for (int64_t begin = 0; begin < n; begin += run->cut.grad_tokens) {
-            const lli_chunk chunk = {begin, lli_min(run->cut.grad_tokens, n - begin)};
-            const grad_work work = {.chunk = &chunk,
-                                    .v_begin = v,
-                                    .n_cols = lli_min(run->cut.grad_cols, run->cut.v - v),
-                                    .first_chunk = begin == 0,
-                                    .last_chunk = begin + chunk.count == n,
-                                    .first_cols = v == 0,
-                                    .acc_row = begin};
-            lli_pack_tokens(worker, &chunk);
-            lli_form_logits(worker, &chunk, v, lli_round_up(work.n_cols, kTileCols), true, false);
-            pack_x_cols(worker, &chunk);
-            gradient_of(worker, &work);
+    const int64_t n = run->call->n_valid, step = run->cut.grad_tokens;
+    const int64_t n_inside =
+        run->cut.tokens_outside ? 1 : (n + step - 1) / step; /* chunks for each stretch */
+    for (int64_t outside = 0; outside < n; outside += n_inside * step) {
+        const int64_t end = lli_min(n, outside + n_inside * step);
+        for (int64_t v = 0; v < run->cut.v; v += run->cut.grad_cols) {
+            for (int64_t begin = outside; begin < end; begin += step) {
+                const lli_chunk chunk = {begin, lli_min(step, end - begin)};
+                if (v == 0 || n_inside > 1) { /* a single chunk stays packed */
+                    lli_pack_tokens(worker, &chunk);
+                    pack_x_cols(worker, &chunk);
+                }
+                recompute(worker, &chunk, v, begin - outside);
+            }
         }
-    }
-    if (run->call->args->grad_x.data) {
-        const lli_chunk all = {0, n};
-        const grad_work work = {.chunk = &all};
-        lli_tasks(worker, n, emit_x_task, &work);
+        if (run->call->args->grad_x.data) {
+            const lli_chunk all = {outside, end - outside};
+            const grad_work work = {.chunk = &all};
+            lli_tasks(worker, all.count, emit_x_task, &work);
+        }
     }
 }
 

@@ -41,7 +41,7 @@ LLI_INLINE void pack_as(float *panel, int64_t width, const void *const *rows, in
                 block[r] = r < n_here ? load_lanes(rows[first + r], dtype, k0 + k) : v_set(0.0f);
             }
             v_transpose(block);
-            for (int j = 0; j < kLanes; j++) v_store(panel + (k + j) * width + first, block[j]);
+            for (int64_t j = 0; j < kLanes; j++) v_store(panel + (k + j) * width + first, block[j]);
         }
         for (; k < n_k; k++) {
             for (int64_t r = 0; r < kLanes && first + r < width; r++) {
@@ -86,7 +86,7 @@ LLI_INLINE void gemm_rows(const int m, int64_t n_k, const float *restrict a, con
 #pragma GCC unroll 16
     for (int i = 0; i < m; i++) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kGemmVectors; j++) {
+        for (int64_t j = 0; j < kGemmVectors; j++) {
             acc[i][j] = mode == LLI_GEMM_CONTINUE ? v_load(c + i * ldc + j * kLanes) : v_set(0.0f);
             if (mode == LLI_GEMM_ADD) __builtin_prefetch(c + i * ldc + j * kLanes, 1);
         }
@@ -94,18 +94,18 @@ LLI_INLINE void gemm_rows(const int m, int64_t n_k, const float *restrict a, con
     for (int64_t k = 0; k < n_k; k++, a += kGemmRows, b += kGemmCols) {
         vf bk[kGemmVectors];
 #pragma GCC unroll 4
-        for (int j = 0; j < kGemmVectors; j++) bk[j] = v_load(b + j * kLanes);
+        for (int64_t j = 0; j < kGemmVectors; j++) bk[j] = v_load(b + j * kLanes);
 #pragma GCC unroll 16
         for (int i = 0; i < m; i++) {
             vf ak = v_set(a[i]);
 #pragma GCC unroll 4
-            for (int j = 0; j < kGemmVectors; j++) acc[i][j] = v_fma(ak, bk[j], acc[i][j]);
+            for (int64_t j = 0; j < kGemmVectors; j++) acc[i][j] = v_fma(ak, bk[j], acc[i][j]);
         }
     }
 #pragma GCC unroll 16
     for (int i = 0; i < m; i++) {
 #pragma GCC unroll 4
-        for (int j = 0; j < kGemmVectors; j++) {
+        for (int64_t j = 0; j < kGemmVectors; j++) {
             float *to = c + i * ldc + j * kLanes;
             v_store(to, mode == LLI_GEMM_ADD ? v_add(v_load(to), acc[i][j]) : acc[i][j]);
         }
@@ -254,9 +254,9 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
     vf minus_k = v_set(-k), floor_d = v_set(-64.0f);
     int64_t s = 0, u = 0;
     /* Two terms of at most 2^30 each stay inside 32 unsigned bits; four equal maxima would not. */
-    for (int i = 0; i < kTileVectors; i += 2) {
+    for (int64_t i = 0; i < kTileVectors; i += 2) {
         vi s2 = vi_zero(), u2 = vi_zero();
-        for (int j = i; j < i + 2; j++) {
+        for (int64_t j = i; j < i + 2; j++) {
             vf x = v_load(z + j * kLanes);
             vf d = v_fma(x, v_set(LLI_LOG2E_LO), v_fma(x, v_set(LLI_LOG2E_HI), minus_k));
             d = v_max(d, floor_d);
@@ -274,7 +274,7 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
 LLI_INLINE float tile_max(const float *z) {
     vf m = v_load(z);
     int nan = v_any_nan(m, m);
-    for (int j = 1; j < kTileVectors; j++) {
+    for (int64_t j = 1; j < kTileVectors; j++) {
         vf x = v_load(z + j * kLanes);
         nan |= v_any_nan(x, x);
         m = v_max(m, x);
@@ -290,7 +290,7 @@ static void tile_soft_sum(const float *z, const float *class_weight, int64_t n_c
         x[v] = cw == 0.0f ? 0.0f : cw * z[v];
     }
     vf m = v_set(0.0f);
-    for (int j = 0; j < kTileVectors; j++) m = v_max(m, v_abs(v_load(x + j * kLanes)));
+    for (int64_t j = 0; j < kTileVectors; j++) m = v_max(m, v_abs(v_load(x + j * kLanes)));
     float largest = v_hmax(m);
     if (largest == 0.0f) return;
     if (!(largest < INFINITY)) {
@@ -306,7 +306,7 @@ static void tile_soft_sum(const float *z, const float *class_weight, int64_t n_c
     int32_t half = (30 - exponent) / 2;
     vf low = v_pow2(v_set((float)half)), high = v_pow2(v_set((float)(30 - exponent - half)));
     int64_t total = 0;
-    for (int j = 0; j < kTileVectors; j++) {
+    for (int64_t j = 0; j < kTileVectors; j++) {
         total += vi_sum_signed(v_to_int(v_mul(v_mul(v_load(x + j * kLanes), low), high)));
     }
     lli_exact_add(sum, total, exponent - 30);
@@ -318,7 +318,7 @@ LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stre
     for (int64_t first = 0; first < stretch->n_cols; first += kTileCols) {
         float z[kTileCols];
         const int64_t n = stretch->n_cols - first < kTileCols ? stretch->n_cols - first : kTileCols;
-        for (int j = 0; j < kTileVectors; j++) {
+        for (int64_t j = 0; j < kTileVectors; j++) {
             vf slope, raw = v_load(stretch->raw + first + j * kLanes);
             if (stretch->bias) raw = v_add(raw, v_load(stretch->bias + first + j * kLanes));
             v_store(z + j * kLanes, transform_lanes(transform, raw, &slope));

@@ -189,9 +189,11 @@ static void forward(struct ref_call *ref) {
             row_forward(ref, i, row->target, &result);
         }
         write_row(ref, i, &result);
-        row->nll = result.nll;
-        row->lse = result.lse;
-        row->entropy = result.entropy;
+        /* As a backward would find them saved in f32, so that both ways give the same bits. */
+        const float lse = (float)result.lse;
+        row->nll = (double)(float)result.nll;
+        row->lse = (double)lse + (double)(float)(result.lse - (double)lse);
+        row->entropy = (double)(float)result.entropy;
         loss += result.loss;
         z_loss += result.loss_z_part;
     }
