@@ -4,7 +4,7 @@
 /* What chunks aim at where the budget leaves the choice. */
 enum {
     kDefaultBudgetMib = 512,
-    kForwardMib = 8,  /* packed tokens of a forward chunk: read from L3 once for each column block */
+    kForwardMib = 8,   /* packed tokens of a forward chunk: read from L3 once for each column block */
     kOnePassMib = 100, /* logits of a one-pass chunk: each chunk reads and writes all of grad_w once */
     kRecomputeMib = 16,
     kBlockKib = 512, /* packed columns of a forward task: half of a 1 MiB L2 */
@@ -18,7 +18,11 @@ lli_cut lli_cut_make(const lli_problem *problem, const lli_config *config, const
                      ll_pass pass) {
     int64_t v = lli_max(0, lli_min(problem->v_local, problem->v_total - problem->v_begin));
     int64_t by_cache = ((int64_t)kBlockKib << 10) / (4 * problem->n_hidden) / kTileCols * kTileCols;
-    bool gradient = pass != LL_PASS_FORWARD, one_pass = pass == LL_PASS_FORWARD_BACKWARD && config->one_pass;
+    /* With every gradient frozen no gradient pass can be called, and none may shape the plan. */
+    const bool wanted = (problem->frozen & (LL_FROZEN_X | LL_FROZEN_W)) != (LL_FROZEN_X | LL_FROZEN_W) ||
+                        (problem->bias_dtype != LL_DTYPE_NONE && !(problem->frozen & LL_FROZEN_BIAS));
+    const bool gradient = pass != LL_PASS_FORWARD && wanted;
+    const bool one_pass = gradient && pass == LL_PASS_FORWARD_BACKWARD && config->one_pass;
     lli_cut cut = {
         .mr = micro->rows,
         .nr = micro->cols,

@@ -39,6 +39,8 @@ void lli_pack_tokens(const lli_worker *worker, const lli_chunk *chunk) {
 
 /* ---- Logits ------------------------------------------------------------------------------------- */
 
+enum { kColsMax = 64 }; /* of a panel, for any instruction set */
+
 /* The columns and token groups of form_task. */
 typedef struct form_work {
     const lli_chunk *chunk;
@@ -47,15 +49,32 @@ typedef struct form_work {
     bool keep, gather;
 } form_work;
 
+/* Rows of w behind nr columns from v on; how many are inside the vocabulary. */
+static int64_t panel_rows(const lli_run *run, int64_t v, const void *rows[kColsMax]) {
+    const int64_t n = lli_max(0, lli_min(run->cut.nr, run->cut.v - v));
+    for (int64_t r = 0; r < n; r++) rows[r] = lli_row(&run->call->args->w, v + r);
+    return n;
+}
+
 static void pack_columns(const lli_worker *worker, int64_t v0, int64_t n_cols) {
     const lli_run *run = worker->run;
-    const ll_view *w = &run->call->args->w;
     for (int64_t first = 0; first < n_cols; first += run->cut.nr) {
-        const void *rows[64];
-        int64_t n = lli_max(0, lli_min(run->cut.nr, run->cut.v - v0 - first));
-        for (int64_t r = 0; r < n; r++) rows[r] = lli_row(w, v0 + first + r);
+        const void *rows[kColsMax];
+        const int64_t n = panel_rows(run, v0 + first, rows);
         run->micro->pack(worker->scratch->w_panels + first * run->cut.d, run->cut.nr, rows, n,
                          run->problem->w_dtype, 0, run->cut.d);
+    }
+}
+
+/* The logits of at most kDirectTokens tokens. */
+static void form_few(const lli_worker *worker, int64_t n_rows, int64_t v0, int64_t n_cols, float *logits,
+                     int64_t stride) {
+    const lli_run *run = worker->run;
+    for (int64_t first = 0; first < n_cols; first += run->cut.nr) {
+        const void *rows[kColsMax];
+        const int64_t n = panel_rows(run, v0 + first, rows);
+        run->micro->direct(n_rows, run->cut.d, run->pieces.x_panels, rows, n, run->problem->w_dtype,
+                           logits + first, stride);
     }
 }
 
@@ -107,7 +126,8 @@ static void form_task(const lli_worker *worker, const void *context, int64_t tas
     const int64_t group_rows = kGroupPanels * run->cut.mr;
     const int64_t first = part * work->groups_per_part * group_rows;
     const int64_t last = lli_min(work->chunk->count, first + work->groups_per_part * group_rows);
-    pack_columns(worker, v0, n_cols);
+    const bool few = work->chunk->count <= kDirectTokens;
+    if (!few) pack_columns(worker, v0, n_cols);
     for (int64_t row = first; row < last; row += group_rows) {
         const int64_t n_rows = lli_min(group_rows, last - row);
         float *logits = worker->scratch->tile;
@@ -116,7 +136,11 @@ static void form_task(const lli_worker *worker, const void *context, int64_t tas
             stride = run->cut.grad_cols;
             logits = run->pieces.logits + row * stride + offset;
         }
-        form_group(worker, row, n_rows, n_cols, logits, stride);
+        if (few) {
+            form_few(worker, n_rows, v0, n_cols, logits, stride);
+        } else {
+            form_group(worker, row, n_rows, n_cols, logits, stride);
+        }
         if (work->gather) gather_group(worker, work, row, n_rows, v0, n_cols, logits, stride);
     }
 }

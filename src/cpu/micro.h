@@ -1,5 +1,5 @@
-/* What the CPU driver (linear_ce_cpu.c) asks of an instruction set: five small kernels on packed panels.
- * micro_body.h implements them once over the vector vocabulary; micro_<isa>.c builds them.
+/* What the CPU driver (linear_ce_cpu.c) asks of an instruction set. micro_product.h and micro_row.h
+ * implement it once over the vector vocabulary; micro_<isa>.c builds them.
  *
  * Panel: a block of `width` rows (or columns) of a matrix, interleaved along the contraction:
  *
@@ -54,6 +54,8 @@ typedef struct lli_stretch {
 
 enum { LLI_WANT_ENTROPY = 1, LLI_WANT_ARGMAX = 2, LLI_WANT_SOFT_SUM = 4 };
 
+enum { kDirectTokens = 4 }; /* the most tokens that `direct` takes */
+
 typedef struct lli_micro {
     int32_t rows, cols; /* mr, nr */
 
@@ -69,6 +71,11 @@ typedef struct lli_micro {
      * of a cols-wide panel. Each element is one f32 fused multiply-add chain in ascending k. */
     void (*gemm)(int64_t m, int64_t n, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
                  lli_gemm_mode mode);
+    /* c[i * ldc + j] = sum_k rows[j][k] a[k * rows + i] for i < m <= kDirectTokens, j < n_rows, and 0 for
+     * n_rows <= j < cols: the same chains as gemm without a packed b, for calls of few tokens, where packing
+     * would cost more than the product. */
+    void (*direct)(int64_t m, int64_t n_k, const float *a, const void *const *rows, int64_t n_rows,
+                   int32_t dtype, float *c, int64_t ldc);
     /* Adds a stretch's tiles to sums (and target, soft_sum: sum_v cw[v] z_v). `want`: LLI_WANT_ bits. */
     void (*stats)(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
                   lli_row_sums *sums, lli_row_target *target, lli_exact *soft_sum);

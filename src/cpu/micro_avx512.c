@@ -1,8 +1,10 @@
-/* The CPU micro-kernels of micro_body.h in AVX-512. */
+/* The CPU micro-kernels of micro_product.h and micro_row.h in AVX-512. */
 #include "cpu/simd_avx512.h"
 
-#define LLI_GEMM_ROWS 14 /* kGemmRows, for the preprocessor */
-#include "cpu/micro_body.h"
+#define LLI_GEMM_ROWS     14                       /* kGemmRows, for the preprocessor */
+#define LLI_UNROLL_SQUARE _Pragma("GCC unroll 32") /* a square in registers has no index at run time */
+#include "cpu/micro_product.h"
+#include "cpu/micro_row.h"
 
 _Static_assert(LLI_GEMM_ROWS == kGemmRows, "LLI_GEMM_ROWS must be kGemmRows");
 
@@ -12,6 +14,7 @@ const lli_micro lli_micro_avx512 = {
     .pack = pack,
     .copy = copy,
     .gemm = gemm,
+    .direct = direct,
     .stats = stats,
     .gradient = gradient,
     .peak = peak,

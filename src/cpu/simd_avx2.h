@@ -24,6 +24,15 @@ static inline vf v_load_bf16(const uint16_t *p) {
     return _mm256_castsi256_ps(
         _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
 }
+static inline vf v_load_pairs(const uint16_t *p) {
+    return _mm256_castsi256_ps(_mm256_loadu_si256((const __m256i *)p));
+}
+static inline vf v_even_bf16(vf pairs) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+static inline vf v_odd_bf16(vf pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(pairs), _mm256_set1_epi32(-65536)));
+}
 static inline vf v_load_f16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }

@@ -8,8 +8,9 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
-enum { kLanes = 8, kGemmRows = 4, kGemmVectors = 2 };
+enum { kLanes = 4, kGemmRows = 4, kGemmVectors = 4 }; /* 128-bit registers, which most machines have */
 
 typedef struct vf {
     float x[kLanes];
@@ -37,6 +38,31 @@ static inline vf v_load_bf16(const uint16_t *p) {
     vf r;
     LLI_LANES r.x[l] = lli_bf16_to_f32(p[l]);
     return r;
+}
+static inline uint16_t lli_even_half(float pair) { /* the one at the lower address */
+    uint16_t halves[2];
+    memcpy(halves, &pair, sizeof halves);
+    return halves[0];
+}
+static inline uint16_t lli_odd_half(float pair) {
+    uint16_t halves[2];
+    memcpy(halves, &pair, sizeof halves);
+    return halves[1];
+}
+/* 2 kLanes neighbouring bf16, two in a lane: only to be moved, and taken apart by the next two. */
+static inline vf v_load_pairs(const uint16_t *p) {
+    vf r;
+    memcpy(r.x, p, sizeof r.x);
+    return r;
+}
+/* The even, and the odd, ones of them. */
+static inline vf v_even_bf16(vf pairs) {
+    LLI_LANES pairs.x[l] = lli_bf16_to_f32(lli_even_half(pairs.x[l]));
+    return pairs;
+}
+static inline vf v_odd_bf16(vf pairs) {
+    LLI_LANES pairs.x[l] = lli_bf16_to_f32(lli_odd_half(pairs.x[l]));
+    return pairs;
 }
 static inline vf v_load_f16(const uint16_t *p) {
     vf r;

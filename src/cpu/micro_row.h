@@ -1,13 +1,11 @@
-/* The CPU micro-kernels, written once over a vector vocabulary (simd_<isa>.h, included before this file) and
- * built per instruction set by micro_<isa>.c.
+/* Statistics and gradient of a row of logits in the CPU micro-kernels, written once over a vector vocabulary
+ * and built per instruction set; included after micro_product.h.
  *
- * gemm        kGemmRows x (kGemmVectors * kLanes) accumulators in registers: AVX-512 14 x 32 (28 of 32
- * registers), AVX2 6 x 16 (12 of 16); one element of a is broadcast to kGemmVectors products stats       a
- * canonical tile of 64 logits lies in a stack buffer of 256 bytes: transform, maximum, then 2^d on the
- * integer grid; the only horizontal steps are one maximum and one or two sums a tile gradient    64 logits at
- * a time, in place */
-#ifndef LLI_CPU_MICRO_BODY_H
-#define LLI_CPU_MICRO_BODY_H
+ * stats       a canonical tile of 64 logits lies in a stack buffer of 256 bytes: transform, maximum, then 2^d
+ * on the integer grid; the only horizontal steps are one maximum and one or two sums a tile gradient kLanes
+ * logits at a time, in place */
+#ifndef LLI_CPU_MICRO_ROW_H
+#define LLI_CPU_MICRO_ROW_H
 
 #include "core/dtype.h"
 #include "cpu/micro.h"
@@ -15,187 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { kGemmCols = kGemmVectors * kLanes, kTileVectors = kTileCols / kLanes };
-
-#define LLI_INLINE static inline __attribute__((always_inline))
-
-/* ---- Packing ------------------------------------------------------------------------------------ */
-
-LLI_INLINE vf load_lanes(const void *row, int32_t dtype, int64_t k) {
-    if (dtype == LL_DTYPE_F32) return v_load((const float *)row + k);
-    if (dtype == LL_DTYPE_BF16) return v_load_bf16((const uint16_t *)row + k);
-    return v_load_f16((const uint16_t *)row + k);
-}
-
-/* kLanes rows at a time through registers. When width is no multiple of kLanes the last group's stores run
- * into the next step's place, which is written after; so the last step of a panel goes element by element. */
-LLI_INLINE void pack_as(float *panel, int64_t width, const void *const *rows, int64_t n_rows,
-                        const int32_t dtype, int64_t k0, int64_t n_k) {
-    for (int64_t first = 0; first < width; first += kLanes) {
-        int64_t n_here = n_rows - first, k = 0;
-        const int whole = width - first >= kLanes;
-        if (n_here > kLanes) n_here = kLanes;
-        for (; n_here > 0 && (whole ? k + kLanes <= n_k : k + kLanes < n_k); k += kLanes) {
-            vf block[kLanes];
-            for (int r = 0; r < kLanes; r++) {
-                block[r] = r < n_here ? load_lanes(rows[first + r], dtype, k0 + k) : v_set(0.0f);
-            }
-            v_transpose(block);
-            for (int64_t j = 0; j < kLanes; j++) v_store(panel + (k + j) * width + first, block[j]);
-        }
-        for (; k < n_k; k++) {
-            for (int64_t r = 0; r < kLanes && first + r < width; r++) {
-                panel[k * width + first + r] = r < n_here ? lli_load(rows[first + r], dtype, k0 + k) : 0.0f;
-            }
-        }
-    }
-}
-
-static void pack(float *panel, int64_t width, const void *const *rows, int64_t n_rows, int32_t dtype,
-                 int64_t k0, int64_t n_k) {
-    if (dtype == LL_DTYPE_F32) {
-        pack_as(panel, width, rows, n_rows, LL_DTYPE_F32, k0, n_k);
-    } else if (dtype == LL_DTYPE_BF16) {
-        pack_as(panel, width, rows, n_rows, LL_DTYPE_BF16, k0, n_k);
-    } else {
-        pack_as(panel, width, rows, n_rows, LL_DTYPE_F16, k0, n_k);
-    }
-}
-
-/* Row by row, so that memory is read in order. */
-static void copy(float *panels, int64_t width, int64_t panel_stride, const void *const *rows, int64_t n_k,
-                 int32_t dtype, int64_t c0, int64_t n_cols) {
-    for (int64_t k = 0; k < n_k; k++) {
-        for (int64_t first = 0; first < n_cols; first += width) {
-            float *to = panels + first / width * panel_stride + k * width;
-            int64_t c = 0, n = n_cols - first < width ? n_cols - first : width;
-            if (!rows[k]) n = 0;
-            for (; c + kLanes <= n; c += kLanes) v_store(to + c, load_lanes(rows[k], dtype, c0 + first + c));
-            for (; c < n; c++) to[c] = lli_load(rows[k], dtype, c0 + first + c);
-            for (; c < width; c++) to[c] = 0.0f;
-        }
-    }
-}
-
-/* ---- Product ------------------------------------------------------------------------------------ */
-
-/* m and mode are constants where this is inlined, so the accumulators stay in registers. */
-LLI_INLINE void gemm_rows(const int m, int64_t n_k, const float *restrict a, const float *restrict b,
-                          float *restrict c, int64_t ldc, const lli_gemm_mode mode) {
-    vf acc[kGemmRows][kGemmVectors];
-#pragma GCC unroll 16
-    for (int i = 0; i < m; i++) {
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kGemmVectors; j++) {
-            acc[i][j] = mode == LLI_GEMM_CONTINUE ? v_load(c + i * ldc + j * kLanes) : v_set(0.0f);
-            if (mode == LLI_GEMM_ADD) __builtin_prefetch(c + i * ldc + j * kLanes, 1);
-        }
-    }
-    for (int64_t k = 0; k < n_k; k++, a += kGemmRows, b += kGemmCols) {
-        vf bk[kGemmVectors];
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kGemmVectors; j++) bk[j] = v_load(b + j * kLanes);
-#pragma GCC unroll 16
-        for (int i = 0; i < m; i++) {
-            vf ak = v_set(a[i]);
-#pragma GCC unroll 4
-            for (int64_t j = 0; j < kGemmVectors; j++) acc[i][j] = v_fma(ak, bk[j], acc[i][j]);
-        }
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < m; i++) {
-#pragma GCC unroll 4
-        for (int64_t j = 0; j < kGemmVectors; j++) {
-            float *to = c + i * ldc + j * kLanes;
-            v_store(to, mode == LLI_GEMM_ADD ? v_add(v_load(to), acc[i][j]) : acc[i][j]);
-        }
-    }
-}
-
-LLI_INLINE void gemm_mode(int64_t m, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
-                          const lli_gemm_mode mode) {
-    switch (m) {
-    case 1:
-        gemm_rows(1, n_k, a, b, c, ldc, mode);
-        break;
-    case 2:
-        gemm_rows(2, n_k, a, b, c, ldc, mode);
-        break;
-    case 3:
-        gemm_rows(3, n_k, a, b, c, ldc, mode);
-        break;
-    case 4:
-        gemm_rows(4, n_k, a, b, c, ldc, mode);
-        break;
-#if LLI_GEMM_ROWS > 4
-    case 5:
-        gemm_rows(5, n_k, a, b, c, ldc, mode);
-        break;
-    case 6:
-        gemm_rows(6, n_k, a, b, c, ldc, mode);
-        break;
-#endif
-#if LLI_GEMM_ROWS > 6
-    case 7:
-        gemm_rows(7, n_k, a, b, c, ldc, mode);
-        break;
-    case 8:
-        gemm_rows(8, n_k, a, b, c, ldc, mode);
-        break;
-    case 9:
-        gemm_rows(9, n_k, a, b, c, ldc, mode);
-        break;
-    case 10:
-        gemm_rows(10, n_k, a, b, c, ldc, mode);
-        break;
-    case 11:
-        gemm_rows(11, n_k, a, b, c, ldc, mode);
-        break;
-    case 12:
-        gemm_rows(12, n_k, a, b, c, ldc, mode);
-        break;
-    case 13:
-        gemm_rows(13, n_k, a, b, c, ldc, mode);
-        break;
-    case 14:
-        gemm_rows(14, n_k, a, b, c, ldc, mode);
-        break;
-#endif
-    default:
-        break;
-    }
-}
-
-static void gemm_whole(int64_t m, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
-                       lli_gemm_mode mode) {
-    switch (mode) {
-    case LLI_GEMM_SET:
-        gemm_mode(m, n_k, a, b, c, ldc, LLI_GEMM_SET);
-        break;
-    case LLI_GEMM_CONTINUE:
-        gemm_mode(m, n_k, a, b, c, ldc, LLI_GEMM_CONTINUE);
-        break;
-    case LLI_GEMM_ADD:
-        gemm_mode(m, n_k, a, b, c, ldc, LLI_GEMM_ADD);
-        break;
-    }
-}
-
-/* Results narrower than a panel go through a buffer, because rows of c end where other data begins. */
-static void gemm(int64_t m, int64_t n, int64_t n_k, const float *a, const float *b, float *c, int64_t ldc,
-                 lli_gemm_mode mode) {
-    if (n == kGemmCols) {
-        gemm_whole(m, n_k, a, b, c, ldc, mode);
-        return;
-    }
-    float edge[kGemmRows * kGemmCols];
-    for (int64_t i = 0; i < m; i++) {
-        memset(edge + i * kGemmCols, 0, sizeof(float) * kGemmCols);
-        if (mode != LLI_GEMM_SET) memcpy(edge + i * kGemmCols, c + i * ldc, sizeof(float) * (size_t)n);
-    }
-    gemm_whole(m, n_k, a, b, edge, kGemmCols, mode);
-    for (int64_t i = 0; i < m; i++) memcpy(c + i * ldc, edge + i * kGemmCols, sizeof(float) * (size_t)n);
-}
+enum { kTileVectors = kTileCols / kLanes };
 
 /* ---- Powers of two and the softcap -------------------------------------------------------------- */
 
@@ -441,25 +259,6 @@ static void gradient(const lli_transform *transform, const lli_stretch *stretch,
         }
     }
     if (has_target) raw[at] = target_dz;
-}
-
-/* ---- Ceiling ------------------------------------------------------------------------------------ */
-
-static double peak(int64_t steps, float *sink) {
-    enum { kChains = 12 }; /* more than latency times issue rate of any current core */
-    vf acc[kChains], a = v_set(0.999f), b = v_set(1e-3f);
-#pragma GCC unroll 12
-    for (int i = 0; i < kChains; i++) acc[i] = v_set(1.0f + (float)i);
-    for (int64_t step = 0; step < steps; step++) {
-#pragma GCC unroll 12
-        for (int i = 0; i < kChains; i++) acc[i] = v_fma(acc[i], a, b);
-    }
-#pragma GCC unroll 12
-    for (int i = 1; i < kChains; i++) acc[0] = v_add(acc[0], acc[i]);
-    float lanes[kLanes];
-    v_store(lanes, acc[0]);
-    *sink = lanes[0];
-    return 2.0 * kChains * kLanes * (double)steps;
 }
 
 #endif
