@@ -19,6 +19,12 @@ if [ "$what" = test ]; then
     need g++ g++
     need clang clang
     need clang-tidy clang-tidy
+    # One Python with NumPy is enough: the tests look at the same three.
+    numpy=no
+    for python in .venv/bin/python3 python3 /usr/bin/python3; do
+        if "$python" -c 'import numpy' 2>/dev/null; then numpy=yes; fi
+    done
+    [ $numpy = yes ] || missing+=(python3-numpy)
 fi
 
 as_root() {

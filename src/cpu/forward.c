@@ -22,10 +22,12 @@ void lli_tasks(const lli_worker *worker, int64_t n_tasks, lli_task *task, const 
     lli_team_barrier(worker->team); /* nobody may take the next phase's tasks before the reset */
 }
 
+enum { kRowsMax = 32, kColsMax = 64 }; /* of a panel, for any instruction set */
+
 static void pack_tokens_task(const lli_worker *worker, const void *context, int64_t panel) {
     lli_run *run = worker->run;
     const lli_chunk *chunk = context;
-    const void *rows[32];
+    const void *rows[kRowsMax];
     int64_t mr = run->cut.mr, first = panel * mr, n = lli_min(mr, chunk->count - first);
     for (int64_t r = 0; r < n; r++) rows[r] = lli_x_row(run, chunk->begin + first + r);
     run->micro->pack(run->pieces.x_panels + first * run->cut.d, mr, rows, n, run->problem->x_dtype, 0,
@@ -38,8 +40,6 @@ void lli_pack_tokens(const lli_worker *worker, const lli_chunk *chunk) {
 }
 
 /* ---- Logits ------------------------------------------------------------------------------------- */
-
-enum { kColsMax = 64 }; /* of a panel, for any instruction set */
 
 /* The columns and token groups of form_task. */
 typedef struct form_work {

@@ -170,6 +170,7 @@ for kernel in $(awk '/runs here$/ && $3 != "ref-f64-v1" { print $1 }' stdout); d
 done
 export LL_KERNEL=nonsense
 wants 2 'LL_KERNEL is "nonsense"' score $score
+wants 2 'LL_KERNEL is "nonsense"' bench f:f32:n1:d1:v2
 unset LL_KERNEL
 
 # --out is whole or absent.
