@@ -209,7 +209,8 @@ typedef struct ll_plan_desc {
     int32_t frozen;           /* LL_FROZEN_ bits: a smaller workspace, and those gradients are refused */
     int32_t n_threads;        /* CPU; 0: LL_NUM_THREADS if set, else the CPUs this process may use */
     /* Upper bound for each pass's workspace; the plan fits its chunks into it or refuses with the
-     * least that would do. 0: 512 MiB, exceeded only if the least needed is more. */
+     * least that would do. A bound that is given is used: larger chunks pass over grad_w less often. 0: about
+     * 100 MiB of logits within 512 MiB, exceeded only if the least needed is more. */
     size_t workspace_budget_bytes;
     const ll_loss *loss;        /* copied; NULL: LL_LOSS_INIT */
     const struct ll_comm *comm; /* NULL: one rank. Not in this version otherwise: UNSUPPORTED */
