@@ -9,6 +9,7 @@
 #include <fenv.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -105,17 +106,27 @@ ll_status lli_pool_create(int32_t n_threads, lli_pool **result) {
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->start, NULL);
     pthread_cond_init(&pool->finish, NULL);
-    for (int32_t thread = 1; thread < n_threads; thread++) {
+    /* Signals are the program's business: its handlers must not run on threads it does not know. */
+    sigset_t all, callers;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &callers);
+    ll_status status = LL_STATUS_OK;
+    for (int32_t thread = 1; thread < n_threads && status == LL_STATUS_OK; thread++) {
         worker_start *start = malloc(sizeof *start);
         if (start) *start = (worker_start){pool, thread};
         int error = start ? pthread_create(&workers[thread], NULL, worker_main, start) : ENOMEM;
         if (error) {
             free(start);
-            lli_pool_destroy(pool);
-            return lli_fail(LL_STATUS_MEMORY, "ll_plan_create: thread %d of %d could not be started: %s",
-                            thread, n_threads, strerror(error));
+            status = lli_fail(LL_STATUS_MEMORY, "ll_plan_create: thread %d of %d could not be started: %s",
+                              thread, n_threads, strerror(error));
+        } else {
+            pool->n_started = thread;
         }
-        pool->n_started = thread;
+    }
+    pthread_sigmask(SIG_SETMASK, &callers, NULL);
+    if (status != LL_STATUS_OK) {
+        lli_pool_destroy(pool);
+        return status;
     }
     *result = pool;
     return LL_STATUS_OK;
