@@ -1,5 +1,5 @@
-/* Mean loss and both gradients of a head with 32,000 words for 4 tokens. cc minimal.c $(pkg-config --cflags
- * --libs logitless) */
+/* Mean loss and both gradients of a head with 32,000 words for 4 tokens.
+ *   cc minimal.c $(pkg-config --cflags --libs logitless) */
 #include <logitless/logitless.h>
 #include <stdio.h>
 #include <stdlib.h>
