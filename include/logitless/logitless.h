@@ -364,8 +364,8 @@ LL_API ll_status ll_linear_ce_backward(const ll_plan *plan, const ll_linear_ce_a
 
 /* Forward and gradients in one call, for upstreams known beforehand (up_loss: {1} gives dL); the same
  * bits as forward followed by backward with nll, lse, lse_lo and entropy passed on. Three GEMMs where the
- * workspace budget holds the logits of 256 tokens (and, for grad_w below f32, an f32 copy of grad_w),
- * else four; ll_plan_describe says which. */
+ * workspace budget holds the logits of 256 tokens (for grad_w below f32: and an f32 copy of grad_w, or else
+ * the logits of n_tokens_max tokens), otherwise four; ll_plan_describe says which. */
 LL_API ll_status ll_linear_ce_forward_backward(const ll_plan *plan, const ll_linear_ce_args *args,
                                                ll_stream stream);
 

@@ -155,8 +155,9 @@ ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, 
             break;
         }
     }
-    /* One pass is tried with chunks from the wanted size down to the sums' blocks; without success the larger
-     * of what the two ways need at least is what the caller is told. */
+    /* One pass is tried with chunks from the wanted size down to the sums' blocks, and then with all tokens
+     * in one chunk, which needs no f32 sum of a narrower grad_w. Without success the least of all ways is
+     * what the caller is told. */
     const size_t least_recompute = most_of_passes(problem, &c, micro);
     c.one_pass = 1;
     c.one_pass_tokens = tokens_near(problem, one_pass_tokens_wanted(problem, v_cols));
@@ -164,7 +165,16 @@ ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, 
            lli_cut_workspace(problem, &c, micro, LL_PASS_FORWARD_BACKWARD) > budget) {
         c.one_pass_tokens = smaller(c.one_pass_tokens, kSumTokens);
     }
-    const size_t least_one_pass = most_of_passes(problem, &c, micro);
+    size_t least_one_pass = most_of_passes(problem, &c, micro);
+    if (least_one_pass > budget && problem->n_tokens_max > c.one_pass_tokens) {
+        lli_config whole = c;
+        whole.one_pass_tokens = problem->n_tokens_max;
+        const size_t bytes = most_of_passes(problem, &whole, micro);
+        if (bytes < least_one_pass) {
+            c = whole;
+            least_one_pass = bytes;
+        }
+    }
     const size_t least = least_one_pass < least_recompute ? least_one_pass : least_recompute;
     if (least_one_pass > budget) c.one_pass = 0, c.one_pass_tokens = 0;
     LLI_REQUIRE(!problem->budget_bytes || least <= budget, LL_STATUS_WORKSPACE,

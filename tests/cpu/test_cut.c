@@ -83,6 +83,14 @@ static void bounded(void **unused) {
     frozen.frozen = LL_FROZEN_X | LL_FROZEN_W;
     assert_int_equal(lli_cut_configure(&frozen, &lli_micro_plain, &config), LL_STATUS_OK);
     assert_true((int64_t)most(&frozen, &config) <= 64 * mib);
+    /* 512 tokens' logits take 250 MiB, an f32 copy of grad_w would take 1 GiB: all tokens at once */
+    lli_problem narrow = problem_of(512, 2048, 128256, LL_DTYPE_BF16, 2);
+    assert_int_equal(lli_cut_configure(&narrow, &lli_micro_plain, &config), LL_STATUS_OK);
+    assert_true(config.one_pass && config.one_pass_tokens == 512);
+    assert_true((int64_t)most(&narrow, &config) <= 512 * mib);
+    narrow.n_tokens_max = 2048; /* neither fits: logits twice */
+    assert_int_equal(lli_cut_configure(&narrow, &lli_micro_plain, &config), LL_STATUS_OK);
+    assert_true(!config.one_pass && (int64_t)most(&narrow, &config) <= 512 * mib);
     /* a budget buys larger chunks */
     lli_problem rich = problem_of(4096, 1024, 131072, LL_DTYPE_F32, 2), poor = rich;
     rich.budget_bytes = (size_t)3 << 30;
