@@ -47,6 +47,8 @@ static void known_sums(void **unused) {
     const float tie[] = {0x1p53f, 1.0f, 0x1p-140f};
     assert_same(sum_of(tie, 2), 0x1p53);
     assert_same(sum_of(tie, 3), 0x1p53 + 2.0);
+    const float near_tie[] = {0x1p53f, 1.0f, 0x1p-20f}; /* the tiny part in the limb that is cut */
+    assert_same(sum_of(near_tie, 3), 0x1p53 + 2.0);
     const float below[] = {-0x1p53f, -1.0f, 0x1p-140f};
     assert_same(sum_of(below, 2), -0x1p53);
     assert_same(sum_of(below, 3), -0x1p53);
