@@ -211,8 +211,9 @@ static cJSON *print_header(int32_t n_threads, bool json) {
 }
 
 static int run_all(const char *const *texts, int count, int32_t n_threads, double seconds, bool json) {
-    const int32_t header_threads = n_threads ? n_threads : cli_default_threads();
-    if (header_threads == 0) return cli_fail(CLI_EXIT_USAGE, "%s", ll_last_error()); /* a bad variable */
+    int32_t header_threads = n_threads;
+    ll_status status = n_threads ? LL_STATUS_OK : cli_default_threads(&header_threads);
+    if (status != LL_STATUS_OK) return cli_fail_status(status);
     cJSON *object = print_header(header_threads, json);
     cJSON *rows = json ? cJSON_AddArrayToObject(object, "problems") : NULL;
     int code = CLI_EXIT_OK;

@@ -98,7 +98,8 @@ int ll_cmd_info(int argc, char **argv) {
     int code = cli_options_parse(&usage, argc, argv);
     if (code != CLI_GO_ON) return code;
     cli_machine machine = cli_machine_read();
-    int32_t n_threads = cli_default_threads();
+    int32_t n_threads;
+    (void)cli_default_threads(&n_threads); /* without a plan: 0, and ll_last_error is printed */
     if (json) return print_json(&machine, n_threads);
     print_text(&machine, n_threads);
     return CLI_EXIT_OK;

@@ -47,17 +47,17 @@ cli_machine cli_machine_read(void) {
     return machine;
 }
 
-int32_t cli_default_threads(void) {
+ll_status cli_default_threads(int32_t *n_threads) {
     ll_plan *plan = NULL;
     ll_plan_desc desc = LL_PLAN_DESC_INIT;
     desc.n_tokens_max = 1 << 16;
     desc.n_hidden = 64;
     desc.v_local = desc.v_total = 1024;
     desc.x_dtype = desc.w_dtype = LL_DTYPE_F32;
-    if (ll_plan_create(&desc, &plan) != LL_STATUS_OK) return 0;
-    int32_t n_threads = ll_plan_threads(plan);
+    ll_status status = ll_plan_create(&desc, &plan);
+    *n_threads = ll_plan_threads(plan); /* 0 without a plan */
     ll_plan_destroy(plan);
-    return n_threads;
+    return status;
 }
 
 enum { kReadBytes = 512 << 20, kLanes = 16, kPasses = 4 };

@@ -11,8 +11,8 @@ typedef struct cli_machine {
 
 cli_machine cli_machine_read(void);
 
-/* Threads that a plan gets by default here; 0 if no plan can be made. */
-int32_t cli_default_threads(void);
+/* Threads that a plan gets by default here; 0, and why, if no plan can be made. */
+ll_status cli_default_threads(int32_t *n_threads);
 
 /* GB/s of reading memory in order with n_threads threads, best of a few passes over 512 MiB; 0 without
  * memory. */

@@ -5,14 +5,14 @@
 
 #include <math.h>
 
-static const char *const pass_names[] = {"ll_linear_ce_forward", "ll_linear_ce_backward",
-                                         "ll_linear_ce_forward_backward"};
+const char *const lli_pass_names[3] = {"ll_linear_ce_forward", "ll_linear_ce_backward",
+                                       "ll_linear_ce_forward_backward"};
 
 /* Every check of this file leaves by this sentence: the pass's name first. */
 #define BAD(...) return bad(call, __VA_ARGS__)
 
 static ll_status bad(const lli_call *call, const char *name, const char *found, const char *wanted) {
-    return lli_fail(LL_STATUS_INVALID_ARG, "%s: %s is %s, want %s", pass_names[call->pass], name, found,
+    return lli_fail(LL_STATUS_INVALID_ARG, "%s: %s is %s, want %s", lli_pass_names[call->pass], name, found,
                     wanted);
 }
 
@@ -24,7 +24,7 @@ static bool view_given(const ll_view *view) {
 /* A matrix [rows, cols] with unit column stride, or (vector) rows elements any step apart. */
 static ll_status check_view(const lli_call *call, const char *name, const ll_view *view, int64_t rows,
                             int64_t cols, bool vector, int32_t dtype) {
-    const char *pass = pass_names[call->pass];
+    const char *pass = lli_pass_names[call->pass];
     const size_t element_bytes = ll_dtype_bytes((ll_dtype)view->dtype);
     LLI_REQUIRE(view->reserved == 0, LL_STATUS_INVALID_ARG, "%s: %s.reserved is %d, want 0", pass, name,
                 view->reserved);
@@ -54,7 +54,7 @@ static ll_status check_inputs(const lli_problem *problem, lli_call *call) {
     const ll_linear_ce_args *args = call->args;
     call->n_tokens = args->x.rows;
     LLI_REQUIRE(call->n_tokens >= 0 && call->n_tokens <= problem->n_tokens_max, LL_STATUS_INVALID_ARG,
-                "%s: x has %lld rows, want 0 .. %lld (the plan's n_tokens_max)", pass_names[call->pass],
+                "%s: x has %lld rows, want 0 .. %lld (the plan's n_tokens_max)", lli_pass_names[call->pass],
                 (long long)call->n_tokens, (long long)problem->n_tokens_max);
     LLI_TRY(check_view(call, "x", &args->x, call->n_tokens, problem->n_hidden, false, problem->x_dtype));
     LLI_TRY(check_view(call, "w", &args->w, problem->v_local, problem->n_hidden, false, problem->w_dtype));
@@ -74,12 +74,12 @@ static ll_status check_weights(const lli_problem *problem, const lli_call *call)
     for (int64_t v = 0; args->class_weight && v < problem->v_total; v++) {
         float weight = args->class_weight[v];
         LLI_REQUIRE(weight >= 0.0f && weight <= 3.402823466e38f, LL_STATUS_INVALID_ARG,
-                    "%s: class_weight[%lld] is %g, want >= 0 and finite", pass_names[call->pass],
+                    "%s: class_weight[%lld] is %g, want >= 0 and finite", lli_pass_names[call->pass],
                     (long long)v, (double)weight);
     }
     for (int64_t i = 0; args->token_weight && i < call->n_tokens; i++) {
         LLI_REQUIRE(isfinite(args->token_weight[i]), LL_STATUS_INVALID_ARG,
-                    "%s: token_weight[%lld] is %g, want a finite number", pass_names[call->pass],
+                    "%s: token_weight[%lld] is %g, want a finite number", lli_pass_names[call->pass],
                     (long long)i, (double)args->token_weight[i]);
     }
     return LL_STATUS_OK;
@@ -93,9 +93,9 @@ static ll_status check_targets(const lli_problem *problem, lli_call *call) {
         int64_t target = lli_id(&args->target, i);
         if (target == problem->loss.ignore_index) continue;
         LLI_REQUIRE(target >= 0 && target < problem->v_total, LL_STATUS_INVALID_ARG,
-                    "%s: target[%lld] is %lld, want 0 .. %lld or ignore_index %lld", pass_names[call->pass],
-                    (long long)i, (long long)target, (long long)(problem->v_total - 1),
-                    (long long)problem->loss.ignore_index);
+                    "%s: target[%lld] is %lld, want 0 .. %lld or ignore_index %lld",
+                    lli_pass_names[call->pass], (long long)i, (long long)target,
+                    (long long)(problem->v_total - 1), (long long)problem->loss.ignore_index);
         call->n_valid++;
         if (args->class_weight) lli_exact_add_f32(&weight, args->class_weight[target]);
     }
@@ -130,11 +130,11 @@ static ll_status check_grad(const lli_problem *problem, const lli_call *call, co
                             const ll_view *view, int64_t rows, int64_t cols, int32_t dtype, int32_t bit) {
     if (!view_given(view)) {
         LLI_REQUIRE(!(call->args->accumulate & bit), LL_STATUS_INVALID_ARG,
-                    "%s: accumulate asks for %s, which is not given", pass_names[call->pass], name);
+                    "%s: accumulate asks for %s, which is not given", lli_pass_names[call->pass], name);
         return LL_STATUS_OK;
     }
     LLI_REQUIRE(!(problem->frozen & bit), LL_STATUS_INVALID_ARG,
-                "%s: %s is given, but the plan has it frozen", pass_names[call->pass], name);
+                "%s: %s is given, but the plan has it frozen", lli_pass_names[call->pass], name);
     return check_view(call, name, view, rows, cols, cols == 1 && bit == LL_FROZEN_BIAS, dtype);
 }
 
@@ -179,18 +179,18 @@ ll_status lli_call_check(const lli_problem *problem, ll_pass pass, const ll_line
             BAD("divisor", "given", "NULL, because only the mean is divided");
         }
         LLI_REQUIRE(*args->divisor > 0.0 && isfinite(*args->divisor), LL_STATUS_INVALID_ARG,
-                    "%s: divisor is %g, want > 0 and finite", pass_names[pass], *args->divisor);
+                    "%s: divisor is %g, want > 0 and finite", lli_pass_names[pass], *args->divisor);
     }
     LLI_TRY(check_weights(problem, call));
     LLI_TRY(check_targets(problem, call));
     LLI_REQUIRE(args->workspace_bytes >= workspace_bytes, LL_STATUS_WORKSPACE,
-                "%s: workspace has %zu bytes, want %zu (ll_plan_workspace)", pass_names[pass],
+                "%s: workspace has %zu bytes, want %zu (ll_plan_workspace)", lli_pass_names[pass],
                 args->workspace_bytes, workspace_bytes);
     LLI_REQUIRE(args->workspace || workspace_bytes == 0, LL_STATUS_WORKSPACE,
-                "%s: workspace is NULL, want %zu bytes (ll_plan_workspace)", pass_names[pass],
+                "%s: workspace is NULL, want %zu bytes (ll_plan_workspace)", lli_pass_names[pass],
                 workspace_bytes);
     LLI_REQUIRE((uintptr_t)args->workspace % kWorkspaceAlign == 0, LL_STATUS_WORKSPACE,
-                "%s: workspace is %p, want an address aligned to %d bytes", pass_names[pass], args->workspace,
-                kWorkspaceAlign);
+                "%s: workspace is %p, want an address aligned to %d bytes", lli_pass_names[pass],
+                args->workspace, kWorkspaceAlign);
     return LL_STATUS_OK;
 }

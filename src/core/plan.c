@@ -143,13 +143,12 @@ ll_status ll_kernel_get(int32_t index, ll_kernel_info *info) {
 }
 
 static ll_status run(const ll_plan *plan, ll_pass pass, const ll_linear_ce_args *args, ll_stream stream) {
-    static const char *const names[] = {"ll_linear_ce_forward", "ll_linear_ce_backward",
-                                        "ll_linear_ce_forward_backward"};
-    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "%s: plan is NULL", names[pass]);
-    LLI_REQUIRE(args, LL_STATUS_INVALID_ARG, "%s: args is NULL", names[pass]);
-    LLI_REQUIRE(!stream, LL_STATUS_INVALID_ARG, "%s: stream is set, want NULL on a CPU", names[pass]);
+    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "%s: plan is NULL", lli_pass_names[pass]);
+    LLI_REQUIRE(args, LL_STATUS_INVALID_ARG, "%s: args is NULL", lli_pass_names[pass]);
+    LLI_REQUIRE(!stream, LL_STATUS_INVALID_ARG, "%s: stream is set, want NULL on a CPU",
+                lli_pass_names[pass]);
     ll_linear_ce_args whole;
-    LLI_TRY(lli_struct_copy(&whole, sizeof whole, args, sizeof(size_t), names[pass]));
+    LLI_TRY(lli_struct_copy(&whole, sizeof whole, args, sizeof(size_t), lli_pass_names[pass]));
     /* A caller that rounds upwards or flushes subnormals gets the same bits as everybody. */
     fenv_t callers;
     fegetenv(&callers);

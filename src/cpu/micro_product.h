@@ -1,9 +1,10 @@
 /* Packing, products and the ceiling of the CPU micro-kernels, written once over a vector vocabulary
  * (simd_<isa>.h, included before this file) and built per instruction set by micro_<isa>.c.
  *
- * gemm        kGemmRows x (kGemmVectors * kLanes) accumulators in registers: AVX-512 14 x 32 (28 of 32
- * registers), AVX2 6 x 16 (12 of 16); one element of a is broadcast to kGemmVectors products direct      for
- * few tokens: no packed operand, squares of w are transposed in registers and used at once */
+ * gemm: kGemmRows x (kGemmVectors * kLanes) accumulators in registers, AVX-512 14 x 32 (28 of 32 registers),
+ * AVX2 6 x 16 (12 of 16); one element of a is broadcast to kGemmVectors products.
+ *
+ * direct: for few tokens, no packed operand; squares of w are transposed in registers and used at once. */
 #ifndef LLI_CPU_MICRO_PRODUCT_H
 #define LLI_CPU_MICRO_PRODUCT_H
 

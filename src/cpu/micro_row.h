@@ -1,9 +1,10 @@
 /* Statistics and gradient of a row of logits in the CPU micro-kernels, written once over a vector vocabulary
  * and built per instruction set; included after micro_product.h.
  *
- * stats       a canonical tile of 64 logits lies in a stack buffer of 256 bytes: transform, maximum, then 2^d
- * on the integer grid; the only horizontal steps are one maximum and one or two sums a tile gradient kLanes
- * logits at a time, in place */
+ * stats: a canonical tile of 64 logits lies in a stack buffer of 256 bytes: transform, maximum, then 2^d on
+ * the integer grid; the only horizontal steps are one maximum and one or two sums a tile.
+ *
+ * gradient: kLanes logits at a time, in place. */
 #ifndef LLI_CPU_MICRO_ROW_H
 #define LLI_CPU_MICRO_ROW_H
 
@@ -17,27 +18,20 @@ enum { kTileVectors = kTileCols / kLanes };
 
 /* ---- Powers of two and the softcap -------------------------------------------------------------- */
 
-/* 2^f - 1 for |f| <= 1/2, in relative precision. */
-LLI_INLINE vf exp2m1_fraction(vf f) {
+/* q with 2^f = 1 + f q, |f| <= 1/2. */
+LLI_INLINE vf exp2_quotient(vf f) {
     vf q = v_set(LLI_EXP2_C5);
     q = v_fma(q, f, v_set(LLI_EXP2_C4));
     q = v_fma(q, f, v_set(LLI_EXP2_C3));
     q = v_fma(q, f, v_set(LLI_EXP2_C2));
     q = v_fma(q, f, v_set(LLI_EXP2_C1));
-    q = v_fma(q, f, v_set(LLI_EXP2_C0));
-    return v_mul(q, f);
+    return v_fma(q, f, v_set(LLI_EXP2_C0));
 }
 
-/* 2^d 2^grid_bits for d >= -64 (2^f as 1 + f q: one rounding less than exp2m1_fraction + 1). */
+/* 2^d 2^grid_bits for d >= -64; one rounding for 1 + f q. */
 LLI_INLINE vf exp2_grid(vf d, float grid_bits) {
     vf n = v_rint(d), f = v_sub(d, n);
-    vf q = v_set(LLI_EXP2_C5);
-    q = v_fma(q, f, v_set(LLI_EXP2_C4));
-    q = v_fma(q, f, v_set(LLI_EXP2_C3));
-    q = v_fma(q, f, v_set(LLI_EXP2_C2));
-    q = v_fma(q, f, v_set(LLI_EXP2_C1));
-    q = v_fma(q, f, v_set(LLI_EXP2_C0));
-    return v_mul(v_fma(q, f, v_set(1.0f)), v_pow2(v_add(n, v_set(grid_bits))));
+    return v_mul(v_fma(exp2_quotient(f), f, v_set(1.0f)), v_pow2(v_add(n, v_set(grid_bits))));
 }
 
 /* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation:
@@ -45,7 +39,8 @@ LLI_INLINE vf exp2_grid(vf d, float grid_bits) {
 LLI_INLINE vf softcap(vf raw, float cap, vf *slope) {
     vf u = v_div(raw, v_set(cap));
     vf d = v_max(v_set(-126.0f), v_mul(v_abs(u), v_set(-2.0f * LLI_LOG2E_HI)));
-    vf n = v_rint(d), scale = v_pow2(n), fraction = exp2m1_fraction(v_sub(d, n));
+    vf n = v_rint(d), f = v_sub(d, n), scale = v_pow2(n);
+    vf fraction = v_mul(exp2_quotient(f), f); /* 2^f - 1 in relative precision */
     vf m = v_fma(scale, fraction, v_sub(scale, v_set(1.0f))), e = v_fma(scale, fraction, scale);
     vf sum = v_add(v_set(2.0f), m);
     *slope = v_div(v_mul(v_set(4.0f), e), v_mul(sum, sum));
