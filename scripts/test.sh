@@ -131,7 +131,7 @@ stage_headers() {
     local compiler source=$logs/header.c strict=(-Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only)
     # Every macro that a caller writes is expanded, so that it compiles in both languages.
     cat >"$source" <<'C'
-#include <logitless/logitless.h>
+#include <logitless/comm.h>
 int header_use(void);
 int header_use(void) {
     ll_loss loss = LL_LOSS_INIT;
@@ -139,6 +139,8 @@ int header_use(void) {
     ll_linear_ce_args args = LL_LINEAR_CE_ARGS_INIT;
     args.x = ll_view_matrix(0, LL_DTYPE_F32, 0, 1, 0);
     args.target = ll_view_vector(0, LL_DTYPE_I64, 0, 0);
+    ll_comm comm = LL_COMM_INIT;
+    desc.comm = &comm;
     desc.loss = &loss;
     return (int)(args.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
 }

@@ -12,9 +12,15 @@
  * allocates nothing and reads no environment. A plan is immutable: any threads may share it, each
  * call in flight with its own workspace.
  *
+ * The vocabulary may be cut over the ranks of a group (comm.h): every rank makes a plan with its shard and the
+ * same communicator, and ll_plan_create and the three passes become collective. nll, lse, entropy, argmax, loss and
+ * sums come out on every rank, grad_x comes out summed over ranks on every rank, grad_w and grad_bias are the
+ * shard's.
+ *
  * Results do not depend on how work is cut: nll, lse, entropy and argmax of a row have the same bits
- * alone or in any batch, for any chunk and thread count; the reduced loss is a correctly rounded
- * exact sum; grad_x, grad_w and grad_bias are equal from run to run and for every thread count. The
+ * alone or in any batch, for any chunk, thread count, rank count and cut of the vocabulary; the reduced loss is a
+ * correctly rounded exact sum; grad_w and grad_bias are equal from run to run, for every thread count and every
+ * cut; grad_x is equal from run to run, for every thread count and on all ranks. The
  * numerics id of a kernel (ll_plan_numerics) names the arithmetic; docs/numerics.md derives it.
  *
  * Every struct that a caller fills starts with struct_bytes, set by its _INIT macro; a field that is
@@ -186,13 +192,17 @@ typedef enum ll_pass { LL_PASS_FORWARD = 0, LL_PASS_BACKWARD = 1, LL_PASS_FORWAR
 /* Bits of ll_plan_desc.frozen: a gradient that no call of this plan will ask for. */
 enum { LL_FROZEN_X = 1, LL_FROZEN_W = 2, LL_FROZEN_BIAS = 4 };
 
-struct ll_comm;     /* communicator of a vocabulary-parallel group */
+struct ll_comm;     /* communicator of a vocabulary-parallel group: logitless/comm.h */
 struct CUstream_st; /* what CUDA's cudaStream_t points to */
 typedef struct CUstream_st *ll_stream;
 
 /* The shard: this rank holds w rows of the global columns [v_begin, v_begin + v_local). v_total counts
  * real entries; columns at or beyond v_total are padding: never part of a result, gradient 0. Without a
- * communicator the shard must cover the vocabulary: v_begin = 0, v_local >= v_total. */
+ * communicator the shard must cover the vocabulary: v_begin = 0, v_local >= v_total. With one, the shards of all
+ * ranks must cover [0, v_total) once: any sizes, any order of ranks, empty shards (v_local 0) too.
+ *
+ * In a group these must be equal on all ranks: n_tokens_max, n_hidden, v_total, x_dtype, w_dtype, bias_dtype,
+ * grad_x_dtype, LL_FROZEN_X, loss. The rest is each rank's own. */
 typedef struct ll_plan_desc {
     size_t struct_bytes;
     int32_t op;           /* ll_op */
@@ -213,7 +223,7 @@ typedef struct ll_plan_desc {
      * 100 MiB of logits within 512 MiB, exceeded only if the least needed is more. */
     size_t workspace_budget_bytes;
     const ll_loss *loss;        /* copied; NULL: LL_LOSS_INIT */
-    const struct ll_comm *comm; /* NULL: one rank. Not in this version otherwise: UNSUPPORTED */
+    const struct ll_comm *comm; /* NULL: one rank. Copied; what it points to must outlive the plan */
 } ll_plan_desc;
 
 #ifdef __cplusplus
@@ -233,10 +243,12 @@ typedef struct ll_plan ll_plan;
 /* Checks the description, picks the kernel (LL_KERNEL=<name> in the environment forces one, whatever
  * desc.backend says) and starts n_threads - 1 worker threads that sleep between calls. *plan is NULL on
  * failure. Errors: INVALID_ARG, UNSUPPORTED, WORKSPACE (budget too small; the sentence gives the least),
- * MEMORY. Local: no communication. */
+ * MEMORY. Local without a communicator. Collective with one: three all_gathers; an error of one rank, shards that
+ * overlap or leave a gap, or descriptions that differ are the same error on every rank; COMM if a rank does not
+ * come. A plan with a communicator takes one call at a time. */
 LL_API ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **plan);
 
-/* Stops the workers and frees the plan. No call may be in flight. NULL is fine. */
+/* Stops the workers and frees the plan. No call may be in flight. NULL is fine. Local. */
 LL_API void ll_plan_destroy(ll_plan *plan);
 
 /* Bytes of workspace that `pass` needs, for every call of up to n_tokens_max tokens. The workspace must
@@ -345,6 +357,10 @@ static inline ll_linear_ce_args lli_linear_ce_args_init(void) {
  * Errors at the call, nothing written: INVALID_ARG (NULL or wrong shape, stride, dtype; a target
  * outside [0, v_total) that is not ignore_index, with its row; a weight or divisor that is not
  * finite), WORKSPACE. None later: the call returns when the results are written (CPU).
+ * In a group: x, target, weights, divisor, upstreams and saved results are the same on every rank; a rank may ask
+ * for fewer results. All errors above are then the same on every rank; also INVALID_ARG where ranks differ in
+ * n_tokens, target, divisor or in what is given; COMM where a rank does not come or the communicator fails, the
+ * results are then undefined.
  * stream: NULL on a CPU. Method: fused blocked GEMM and softmax after Cut Cross-Entropy (Wijmans et
  * al., 2024), with order-free integer sums (docs/numerics.md). */
 LL_API ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);
@@ -356,6 +372,7 @@ LL_API ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_ar
  *   dr       = dz (1 - tanh^2(r / C)) / T          r = x . w + b, the raw logit
  *   grad_x   = dr w      grad_w = dr^T x      grad_bias[v] = sum_i dr[i,v]
  *
+ * In a group grad_x is the sum over all ranks' columns and is asked for on all ranks or on none.
  * Sums are kept in f32 or better and rounded once. lse is always needed; nll where up_nll or up_loss is
  * given (it makes p[y] - 1 exact for confident tokens); entropy where up_entropy is; lse_lo is
  * optional: without it p has a relative error of up to half an ulp of lse. At least one upstream and

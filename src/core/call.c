@@ -170,6 +170,8 @@ static ll_status check_grads(const lli_problem *problem, const lli_call *call) {
 ll_status lli_call_check(const lli_problem *problem, ll_pass pass, const ll_linear_ce_args *args,
                          size_t workspace_bytes, lli_call *call) {
     *call = (lli_call){.args = args, .pass = pass};
+    call->want_entropy = args->entropy || (args->up_entropy && pass == LL_PASS_FORWARD_BACKWARD);
+    call->want_argmax = args->argmax;
     LLI_TRY(check_inputs(problem, call));
     LLI_TRY(check_outputs(call));
     LLI_TRY(check_grads(problem, call));

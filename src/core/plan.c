@@ -1,5 +1,5 @@
 /* Life of a plan and the entry of every pass: check, then hand over to the chosen kernel. */
-#include "core/plan.h"
+#include "core/agree.h"
 #include "core/pool.h"
 #include "core/problem.h"
 
@@ -45,6 +45,40 @@ static ll_status choose_kernel(ll_plan *plan) {
                     backend_names[plan->problem.backend], *plan->refusals ? plan->refusals : "none built");
 }
 
+/* What a rank can do alone before it meets the others. */
+static ll_status describe_and_choose(const ll_plan_desc *desc, ll_plan *plan) {
+    LLI_TRY(lli_problem_check(desc, &plan->problem));
+    return choose_kernel(plan);
+}
+
+static ll_status start_threads(ll_plan *plan) {
+    const bool cpu = plan->kernel->backend == LL_BACKEND_CPU;
+    return lli_pool_create(cpu ? plan->problem.n_threads : 1, &plan->pool);
+}
+
+static ll_status create_alone(const ll_plan_desc *desc, ll_plan *plan) {
+    LLI_TRY(describe_and_choose(desc, plan));
+    LLI_TRY(plan->kernel->configure(plan->kernel, &plan->problem, NULL, &plan->config));
+    return start_threads(plan);
+}
+
+/* Three meetings: descriptions and shards; the cuts that each rank would choose; the plan with the agreed
+ * ones. What fails on one rank between two meetings is told in the next. */
+static ll_status create_in_group(const ll_plan_desc *desc, ll_plan *plan) {
+    lli_group *group = plan->group;
+    ll_status status = describe_and_choose(desc, plan);
+    LLI_TRY(lli_agree_plan(group, status, &plan->problem, plan->kernel));
+    const lli_kernel *kernel = plan->kernel;
+    plan->problem.shards = &group->shards;
+    status = group->shards.shared ? LL_STATUS_OK : LL_STATUS_MEMORY; /* the sentence is set */
+    if (status == LL_STATUS_OK) status = kernel->configure(kernel, &plan->problem, NULL, &plan->config);
+    lli_config agreed = plan->config;
+    LLI_TRY(lli_agree_cuts(group, status, &agreed));
+    status = kernel->configure(kernel, &plan->problem, &agreed, &plan->config);
+    if (status == LL_STATUS_OK) status = start_threads(plan);
+    return lli_agree_ready(group, status, &plan->config);
+}
+
 ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **result) {
     LLI_REQUIRE(result, LL_STATUS_INVALID_ARG, "ll_plan_create: plan is NULL");
     *result = NULL;
@@ -52,30 +86,30 @@ ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **result) {
     ll_plan_desc whole;
     LLI_TRY(lli_struct_copy(&whole, sizeof whole, desc, sizeof(size_t), "ll_plan_create: ll_plan_desc"));
     ll_plan *plan = calloc(1, sizeof *plan);
-    LLI_REQUIRE(plan, LL_STATUS_MEMORY, "ll_plan_create: no memory for the plan");
-    ll_status status = lli_problem_check(&whole, &plan->problem);
-    if (status != LL_STATUS_OK) goto fail;
-    status = choose_kernel(plan);
-    if (status != LL_STATUS_OK) goto fail;
-    status = plan->kernel->configure(plan->kernel, &plan->problem, &plan->config);
-    if (status != LL_STATUS_OK) goto fail;
+    if (!plan) {
+        if (whole.comm) ll_comm_abort(whole.comm, "ll_plan_create: a rank has no memory for the plan");
+        return lli_fail(LL_STATUS_MEMORY, "ll_plan_create: no memory for the plan");
+    }
+    ll_status status = whole.comm ? lli_group_create(whole.comm, &plan->group) : LL_STATUS_OK;
+    if (status == LL_STATUS_OK) {
+        status = plan->group ? create_in_group(&whole, plan) : create_alone(&whole, plan);
+    }
+    if (status != LL_STATUS_OK) {
+        ll_plan_destroy(plan);
+        return status;
+    }
     for (int pass = 0; pass < 3; pass++) {
         plan->workspace_bytes[pass] =
             plan->kernel->workspace(plan->kernel, &plan->problem, &plan->config, (ll_pass)pass);
     }
-    status =
-        lli_pool_create(plan->kernel->backend == LL_BACKEND_CPU ? plan->problem.n_threads : 1, &plan->pool);
-    if (status != LL_STATUS_OK) goto fail;
     *result = plan;
     return LL_STATUS_OK;
-fail:
-    ll_plan_destroy(plan);
-    return status;
 }
 
 void ll_plan_destroy(ll_plan *plan) {
     if (!plan) return;
     lli_pool_destroy(plan->pool);
+    lli_group_destroy(plan->group);
     free(plan);
 }
 
@@ -96,7 +130,12 @@ ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
     const ll_loss *loss = &p->loss;
     static const char *const reductions[] = {"mean", "sum", "none"};
     const lli_config *c = &plan->config;
-    char cuts[160] = "";
+    char cuts[160] = "", shard[128] = "";
+    if (plan->group) {
+        snprintf(shard, sizeof shard, "rank %d of %d, columns [%lld, %lld)%s\n", plan->group->comm.rank,
+                 plan->group->comm.size, (long long)p->shards->begin, (long long)p->shards->end,
+                 plan->group->debug ? ", debug" : "");
+    }
     if (c->one_pass) {
         snprintf(cuts, sizeof cuts, "; forward_backward in 3 GEMMs, %lld tokens at a time",
                  (long long)c->one_pass_tokens);
@@ -106,14 +145,14 @@ ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
     }
     snprintf(text, text_bytes,
              "linear_ce x:%s w:%s n%lld:d%lld:v%lld rows:%lld bias:%s t%g:cap%g:ls%g%s:zl%g:ign%lld:%s%s\n"
-             "kernel %s numerics %s threads %d%s\n"
+             "%skernel %s numerics %s threads %d%s\n"
              "workspace bytes: forward %zu, backward %zu, forward_backward %zu\n%s%s",
              ll_dtype_name((ll_dtype)p->x_dtype), ll_dtype_name((ll_dtype)p->w_dtype),
              (long long)p->n_tokens_max, (long long)p->n_hidden, (long long)p->v_total, (long long)p->v_local,
              ll_dtype_name((ll_dtype)p->bias_dtype), (double)loss->temperature, (double)loss->softcap,
              (double)loss->label_smoothing, loss->smoothing_rule == LL_SMOOTHING_OTHERS ? "(others)" : "",
              (double)loss->z_loss, (long long)loss->ignore_index, reductions[loss->reduction],
-             loss->token_scaling ? ":token_scaling" : "", plan->kernel->name, plan->kernel->numerics,
+             loss->token_scaling ? ":token_scaling" : "", shard, plan->kernel->name, plan->kernel->numerics,
              ll_plan_threads(plan), cuts, plan->workspace_bytes[0], plan->workspace_bytes[1],
              plan->workspace_bytes[2], *plan->refusals ? "refused:\n" : "", plan->refusals);
     return LL_STATUS_OK;
@@ -142,20 +181,46 @@ ll_status ll_kernel_get(int32_t index, ll_kernel_info *info) {
     return LL_STATUS_OK;
 }
 
-static ll_status run(const ll_plan *plan, ll_pass pass, const ll_linear_ce_args *args, ll_stream stream) {
-    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "%s: plan is NULL", lli_pass_names[pass]);
+/* A rank's own checks of a call. */
+static ll_status check(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream,
+                       ll_linear_ce_args *whole, lli_call *call) {
+    const ll_pass pass = call->pass;
     LLI_REQUIRE(args, LL_STATUS_INVALID_ARG, "%s: args is NULL", lli_pass_names[pass]);
     LLI_REQUIRE(!stream, LL_STATUS_INVALID_ARG, "%s: stream is set, want NULL on a CPU",
                 lli_pass_names[pass]);
+    LLI_TRY(lli_struct_copy(whole, sizeof *whole, args, sizeof(size_t), lli_pass_names[pass]));
+    return lli_call_check(&plan->problem, pass, whole, plan->workspace_bytes[pass], call);
+}
+
+static ll_status run_alone(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream,
+                           ll_linear_ce_args *whole, lli_call *call) {
+    LLI_TRY(check(plan, args, stream, whole, call));
+    return plan->kernel->run(plan, call);
+}
+
+static ll_status run_in_group(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream,
+                              ll_linear_ce_args *whole, lli_call *call) {
+    lli_group *group = plan->group;
+    LLI_REQUIRE(!atomic_flag_test_and_set(&group->busy), LL_STATUS_INVALID_ARG,
+                "%s: the plan is in use by another thread; with a communicator its calls follow one another",
+                lli_pass_names[call->pass]);
+    ll_status status = check(plan, args, stream, whole, call);
+    status = lli_agree_call(group, status, &plan->problem, call);
+    if (status == LL_STATUS_OK) status = plan->kernel->run(plan, call);
+    atomic_flag_clear(&group->busy);
+    return status;
+}
+
+static ll_status run(const ll_plan *plan, ll_pass pass, const ll_linear_ce_args *args, ll_stream stream) {
+    LLI_REQUIRE(plan, LL_STATUS_INVALID_ARG, "%s: plan is NULL", lli_pass_names[pass]);
     ll_linear_ce_args whole;
-    LLI_TRY(lli_struct_copy(&whole, sizeof whole, args, sizeof(size_t), lli_pass_names[pass]));
+    lli_call call = {.pass = pass};
     /* A caller that rounds upwards or flushes subnormals gets the same bits as everybody. */
     fenv_t callers;
     fegetenv(&callers);
     fesetenv(FE_DFL_ENV);
-    lli_call call;
-    ll_status status = lli_call_check(&plan->problem, pass, &whole, plan->workspace_bytes[pass], &call);
-    if (status == LL_STATUS_OK) status = plan->kernel->run(plan, &call);
+    const ll_status status = plan->group ? run_in_group(plan, args, stream, &whole, &call)
+                                         : run_alone(plan, args, stream, &whole, &call);
     fesetenv(&callers);
     return status;
 }

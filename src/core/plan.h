@@ -2,10 +2,8 @@
 #ifndef LLI_CORE_PLAN_H
 #define LLI_CORE_PLAN_H
 
-#include "core/status.h"
+#include "core/group.h"
 #include "core/workspace.h"
-
-#include <stdbool.h>
 
 /* The description after every check, defaults filled in. Gradient dtypes are never NONE. */
 typedef struct lli_problem {
@@ -16,6 +14,8 @@ typedef struct lli_problem {
     int32_t frozen, backend, n_threads;
     size_t budget_bytes; /* 0: the default, a wish and not a bound */
     ll_loss loss;
+    bool in_group;            /* with a communicator, be it of one rank */
+    const lli_shards *shards; /* of the group, once the ranks have met; NULL without */
 } lli_problem;
 
 /* How a kernel cuts its work; chosen once, in plan_create. Zero where a kernel has no such cut. */
@@ -24,6 +24,7 @@ typedef struct lli_config {
     int32_t one_pass;        /* forward_backward keeps a chunk's logits (3 GEMMs), not recomputing them */
     int64_t one_pass_tokens; /* its chunk */
     int64_t grad_tokens, grad_cols; /* tokens and columns at a time where logits are recomputed */
+    int32_t columns_outside;        /* recomputing: columns outside, chunks of tokens inside */
 } lli_config;
 
 /* One checked call: shapes, dtypes, strides and targets fit the problem. */
@@ -33,6 +34,7 @@ typedef struct lli_call {
     int64_t n_tokens, n_valid;
     double divisor; /* of the loss: the caller's, the sum of class weights of valid targets, or 1 */
     double weight;  /* sum of class weights of valid targets */
+    bool want_entropy, want_argmax; /* on this rank, or on any rank of the group */
 } lli_call;
 
 typedef struct lli_kernel lli_kernel;
@@ -42,8 +44,10 @@ struct lli_kernel {
     /* False and a sentence where this machine, or this problem, is not for the kernel. */
     bool (*machine_ok)(char *why, size_t why_bytes);
     bool (*accepts)(const lli_problem *problem, char *why, size_t why_bytes);
-    /* Chooses the cuts within the budget; WORKSPACE with the least if none fits. */
-    ll_status (*configure)(const lli_kernel *kernel, const lli_problem *problem, lli_config *config);
+    /* Chooses the cuts within the budget; WORKSPACE with the least if none fits. `agreed`: NULL, or what the
+     * ranks of a group go through together, to be kept; of one_pass a rank may then still say no. */
+    ll_status (*configure)(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
+                           lli_config *config);
     size_t (*workspace)(const lli_kernel *kernel, const lli_problem *problem, const lli_config *config,
                         ll_pass pass);
     ll_status (*run)(const ll_plan *plan, const lli_call *call);
@@ -61,6 +65,7 @@ struct ll_plan {
     const lli_kernel *kernel;
     size_t workspace_bytes[3]; /* by ll_pass */
     struct lli_pool *pool;     /* CPU threads */
+    lli_group *group;          /* NULL: no communicator */
     char refusals[1024];       /* one line for each better kernel */
 };
 

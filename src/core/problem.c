@@ -82,11 +82,12 @@ static ll_status check_shape(const ll_plan_desc *desc) {
     if (desc->v_total < 1 || desc->v_total > LL_VOCAB_MAX) {
         BAD("v_total is %lld, want 1 .. %lld", (long long)desc->v_total, (long long)LL_VOCAB_MAX);
     }
-    if (desc->v_begin < 0 || desc->v_local < 0 || desc->v_local > 2 * LL_VOCAB_MAX) {
+    if (desc->v_begin < 0 || desc->v_begin > 4 * LL_VOCAB_MAX || desc->v_local < 0 ||
+        desc->v_local > 2 * LL_VOCAB_MAX) {
         BAD("shard [%lld, %lld + %lld) is no range of columns", (long long)desc->v_begin,
             (long long)desc->v_begin, (long long)desc->v_local);
     }
-    if (desc->v_begin != 0 || desc->v_local < desc->v_total) {
+    if (!desc->comm && (desc->v_begin != 0 || desc->v_local < desc->v_total)) {
         BAD("without a communicator the shard must cover the vocabulary: v_begin %lld, v_local %lld; want 0 "
             "and at least v_total %lld",
             (long long)desc->v_begin, (long long)desc->v_local, (long long)desc->v_total);
@@ -99,8 +100,6 @@ ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
     if (desc->backend < LL_BACKEND_AUTO || desc->backend > LL_BACKEND_CUDA) {
         BAD("backend is %d, want an ll_backend", desc->backend);
     }
-    LLI_REQUIRE(!desc->comm, LL_STATUS_UNSUPPORTED,
-                "ll_plan_create: comm is set, but this version runs on one rank (comm NULL) only");
     LLI_TRY(check_shape(desc));
     if (!is_float_dtype(desc->x_dtype) || !is_float_dtype(desc->w_dtype)) {
         BAD("x_dtype is %s and w_dtype %s, want f32, bf16 or f16", ll_dtype_name((ll_dtype)desc->x_dtype),
@@ -126,6 +125,7 @@ ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
         .n_threads = desc->n_threads,
         .budget_bytes = desc->workspace_budget_bytes,
         .loss = LL_LOSS_INIT,
+        .in_group = desc->comm != NULL,
     };
     LLI_TRY(check_grad_dtype("grad_x_dtype", desc->x_dtype, &problem->grad_x_dtype));
     LLI_TRY(check_grad_dtype("grad_w_dtype", desc->w_dtype, &problem->grad_w_dtype));

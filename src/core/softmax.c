@@ -81,26 +81,55 @@ static void grid_double(float z, double k, int64_t *s, int64_t *u) {
     *u += (int64_t)rint(p * -d);
 }
 
-void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax) {
+void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_t *u) {
+    *s = *u = 0;
+    if (!(fabsf(zmax) < INFINITY)) return;
+    if (fabsf(zmax) < LLI_Z_FLOAT) {
+        float k = lli_softmax_anchor(zmax);
+        for (int v = 0; v < n; v++) grid_float(z[v], k, s, u);
+    } else if (fabsf(zmax) < LLI_Z_DOUBLE) {
+        double k = ceil((double)zmax * LLI_LOG2E);
+        for (int v = 0; v < n; v++) grid_double(z[v], k, s, u);
+    } else {
+        for (int v = 0; v < n; v++) *s += z[v] == zmax;
+    }
+}
+
+void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u) {
     if (zmax == -INFINITY) return;
     if (!(zmax < INFINITY)) {
         row->top = LLI_TOP_NAN;
-        return;
-    }
-    int64_t s = 0, u = 0;
-    if (fabsf(zmax) < LLI_Z_FLOAT) {
-        float k = lli_softmax_anchor(zmax);
-        for (int v = 0; v < n; v++) grid_float(z[v], k, &s, &u);
-        lli_softmax_add(row, (int32_t)k, s, u);
+    } else if (fabsf(zmax) < LLI_Z_FLOAT) {
+        lli_softmax_add(row, (int32_t)lli_softmax_anchor(zmax), s, u);
     } else if (fabsf(zmax) < LLI_Z_DOUBLE) {
-        double k = ceil((double)zmax * LLI_LOG2E);
-        for (int v = 0; v < n; v++) grid_double(z[v], k, &s, &u);
-        lli_softmax_add(row, (int32_t)k, s, u);
+        lli_softmax_add(row, (int32_t)ceil((double)zmax * LLI_LOG2E), s, u);
     } else {
-        lli_softmax tile = {.top = wide_top(zmax)};
-        for (int v = 0; v < n; v++) tile.s[2] += z[v] == zmax;
+        const lli_softmax tile = {.s = {0, 0, s}, .top = wide_top(zmax)};
         lli_softmax_merge(row, &tile);
     }
+}
+
+void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax) {
+    int64_t s, u;
+    lli_softmax_tile_sums(z, n, zmax, &s, &u);
+    lli_softmax_tile_add(row, zmax, s, u);
+}
+
+int32_t lli_softmax_key(float z) {
+    if (z != z) return INT32_MAX;
+    const uint32_t bits = lli_bits(z == 0.0f ? 0.0f : z);
+    return bits >> 31 ? (int32_t) ~(bits ^ 0x80000000u) : (int32_t)bits;
+}
+
+float lli_softmax_key_value(int32_t key) {
+    if (key == INT32_MAX) return NAN;
+    return lli_float(key < 0 ? ~(uint32_t)key ^ 0x80000000u : (uint32_t)key);
+}
+
+void lli_softmax_raise(lli_softmax *row, int32_t top) {
+    lli_softmax raised = {.top = top};
+    if (top != LLI_TOP_EMPTY && top != LLI_TOP_NAN) lli_softmax_merge(&raised, row);
+    *row = raised;
 }
 
 /* x[0] + 2^32 x[1] + 2^64 x[2], non-negative, rounded once. */

@@ -69,6 +69,21 @@ void lli_softmax_merge(lli_softmax *row, const lli_softmax *other);
  * a logit is. The definition in scalar code; kernels call it for |zmax| >= LLI_Z_FLOAT. */
 void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax);
 
+/* The same in two steps, for a tile whose columns lie on several ranks: each sums its own columns against
+ * the maximum of them all (0 where that is not finite), the integers are added over ranks, and the tile is
+ * added once. */
+void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_t *u);
+void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u);
+
+/* Integers in the order of floats, so that a maximum over ranks is one of int32: -0 counts as 0, NaN is the
+ * largest. lli_softmax_key_none is below every key. */
+enum { lli_softmax_key_none = INT32_MIN };
+int32_t lli_softmax_key(float z);
+float lli_softmax_key_value(int32_t key);
+
+/* Hangs the window at `top`, at or above row->top: the limbs are then those of the group's sum. */
+void lli_softmax_raise(lli_softmax *row, int32_t top);
+
 /* ln sum exp z (-inf when empty) and the entropy in nats (>= 0); NaN for a NaN row. */
 double lli_softmax_lse(const lli_softmax *row);
 double lli_softmax_entropy(const lli_softmax *row);

@@ -25,17 +25,22 @@ enum {
 
 typedef struct lli_cut {
     int64_t mr, nr;
-    int64_t d, d_cols;              /* n_hidden, and rounded up to nr */
-    int64_t v, v_cols;              /* columns of this shard inside the vocabulary, and rounded up to 64 */
+    int64_t d, d_cols; /* n_hidden, and rounded up to nr */
+    /* Columns are counted from the start of the shard's first canonical tile: `base` on the global index. The
+     * shard's own are [lead, v_end), v of them; row c - lead of w belongs to column c. v_cols: up to the end
+     * of its last tile. */
+    int64_t base, lead, v, v_end, v_cols;
     int64_t block_cols;             /* columns of a forward task: a multiple of 64 */
     int64_t forward_tokens;         /* chunk of the forward, 0 if the pass has none of its own */
     int64_t grad_tokens, grad_cols; /* chunk and columns of the gradient passes, 0 in a forward pass */
     int64_t block_tokens; /* depth of a panel over tokens: kSumTokens, or fewer where there are fewer */
     int64_t n_tokens_max, n_threads;
     ll_pass pass;
-    bool one_pass, smoothing;
-    bool w_direct;   /* grad_w is f32: it is its own accumulator */
-    bool keep_acc_w; /* grad_w is narrower and several chunks add to it */
+    bool one_pass, smoothing, in_group;
+    bool has_edges;       /* a tile of this shard is shared with another rank */
+    int64_t n_max, n_sum; /* integers a token that the ranks exchange */
+    bool w_direct;        /* grad_w is f32: it is its own accumulator */
+    bool keep_acc_w;      /* grad_w is narrower and several chunks add to it */
     /* recomputing: chunks of tokens outside, stretches of columns inside. Then grad_w is added to by every
      * chunk and grad_x is complete after one; the other way round where grad_w has no f32 memory of its own.
      */
@@ -63,9 +68,14 @@ typedef struct lli_pieces {
     lli_row_grad *grads;     /* by valid row; gradient passes */
     float *x_panels;         /* the chunk's tokens in mr-wide panels, d deep */
     lli_row_target *targets; /* by row of the chunk */
+    int32_t *max;            /* chunk x n_max; exchange.h */
+    int64_t *sum;            /* chunk x n_sum */
+    int32_t *index;          /* by row of the chunk */
+    float *edges;            /* chunk x 2 x 64: logits of the shard's first and last tile where shared */
     float *logits;           /* chunk x grad_cols; raw logits, then gradients */
     float *x_cols;           /* the chunk's tokens in nr-wide panels of d_cols, block_tokens deep */
-    float *acc_x;            /* rows x d_cols: of a chunk, or of all tokens where columns are outside */
+    float *acc_x;            /* rows x d_cols: of a chunk, or of all tokens where columns are outside; x d
+                              * once it has been added up over ranks */
     float *acc_w;            /* grad_cols x d_cols; where grad_w needs an f32 sum over several chunks */
     float *acc_bias;         /* v_cols */
     lli_scratch *scratch;    /* by thread */
@@ -75,7 +85,8 @@ typedef struct lli_pieces {
 void lli_cut_carve(const lli_cut *cut, lli_arena *arena, lli_pieces *pieces);
 
 /* The plan's choice of chunks. */
-ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, lli_config *config);
+ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, const lli_config *agreed,
+                            lli_config *config);
 size_t lli_cut_workspace(const lli_problem *problem, const lli_config *config, const lli_micro *micro,
                          ll_pass pass);
 

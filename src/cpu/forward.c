@@ -51,8 +51,8 @@ typedef struct form_work {
 
 /* Rows of w behind nr columns from v on; how many are inside the vocabulary. */
 static int64_t panel_rows(const lli_run *run, int64_t v, const void *rows[kColsMax]) {
-    const int64_t n = lli_max(0, lli_min(run->cut.nr, run->cut.v - v));
-    for (int64_t r = 0; r < n; r++) rows[r] = lli_row(&run->call->args->w, v + r);
+    const int64_t n = lli_max(0, lli_min(run->cut.nr, run->cut.v_end - v));
+    for (int64_t r = 0; r < n; r++) rows[r] = lli_w_row(run, v + r);
     return n;
 }
 
@@ -97,24 +97,53 @@ static void form_group(const lli_worker *worker, int64_t row0, int64_t n_rows, i
     }
 }
 
-static void gather_group(const lli_worker *worker, const form_work *work, int64_t row0, int64_t n_rows,
-                         int64_t v0, int64_t n_cols, const float *logits, int64_t stride) {
+/* A tile that another rank shares: its logits are kept until the ranks have met (exchange.h). */
+static void keep_edge(const lli_worker *worker, int64_t row, int side, int64_t v0, const float *raw) {
+    const lli_run *run = worker->run;
+    const int64_t column = run->cut.base + v0;
+    float *z = run->pieces.edges + (2 * row + side) * kTileCols;
+    lli_row_sums *sums = &worker->scratch->sums[row];
+    run->micro->logits(&run->transform, raw, run->pieces.bias ? run->pieces.bias + v0 : NULL, z);
+    for (int64_t v = 0; v < kTileCols; v++) {
+        if (v0 + v < run->cut.lead || v0 + v >= run->cut.v_end) z[v] = -INFINITY;
+    }
+    for (int64_t v = 0; (run->want & LLI_WANT_ARGMAX) && v < kTileCols; v++) {
+        const bool own = v0 + v >= run->cut.lead && v0 + v < run->cut.v_end;
+        if (own && z[v] == z[v] && (z[v] > sums->max || sums->argmax < 0)) {
+            sums->max = z[v];
+            sums->argmax = column + v;
+        }
+    }
+}
+
+static void gather_row(const lli_worker *worker, const lli_chunk *chunk, int64_t row, int64_t v0,
+                       int64_t n_cols, const float *raw) {
     const lli_run *run = worker->run;
     const float *class_weight = run->call->args->class_weight;
-    for (int64_t i = 0; i < n_rows; i++) {
-        const int64_t row = row0 + i;
+    const lli_shards *shards = run->exchange.shards;
+    const int64_t last_tile = run->cut.v_cols - kTileCols;
+    int64_t begin = v0, end = lli_min(v0 + n_cols, run->cut.v_end);
+    if (shards && shards->first_shared >= 0 && v0 == 0) {
+        keep_edge(worker, row, 0, 0, raw);
+        begin = kTileCols;
+    }
+    const bool last_here =
+        shards && shards->last_shared >= 0 && begin <= last_tile && last_tile < v0 + n_cols;
+    if (last_here) end = last_tile;
+    if (begin < end) {
         const lli_stretch stretch = {
-            .raw = logits + i * stride,
-            .bias = run->pieces.bias ? run->pieces.bias + v0 : NULL,
-            .class_weight = class_weight ? class_weight + v0 : NULL,
-            .column = v0,
-            .n_cols = lli_min(n_cols, run->cut.v - v0),
-            .target = lli_target(run, work->chunk->begin + row),
+            .raw = raw + (begin - v0),
+            .bias = run->pieces.bias ? run->pieces.bias + begin : NULL,
+            .class_weight = class_weight ? class_weight + run->cut.base + begin : NULL,
+            .column = run->cut.base + begin,
+            .n_cols = end - begin,
+            .target = lli_target(run, chunk->begin + row),
         };
         run->micro->stats(&run->transform, &stretch, run->want, &worker->scratch->sums[row],
                           &run->pieces.targets[row],
                           worker->scratch->soft ? &worker->scratch->soft[row] : NULL);
     }
+    if (last_here) keep_edge(worker, row, 1, last_tile, raw + (last_tile - v0));
 }
 
 static void form_task(const lli_worker *worker, const void *context, int64_t task) {
@@ -141,13 +170,16 @@ static void form_task(const lli_worker *worker, const void *context, int64_t tas
         } else {
             form_group(worker, row, n_rows, n_cols, logits, stride);
         }
-        if (work->gather) gather_group(worker, work, row, n_rows, v0, n_cols, logits, stride);
+        for (int64_t i = 0; work->gather && i < n_rows; i++) {
+            gather_row(worker, work->chunk, row + i, v0, n_cols, logits + i * stride);
+        }
     }
 }
 
 void lli_form_logits(const lli_worker *worker, const lli_chunk *chunk, int64_t v_begin, int64_t n_cols,
                      bool keep, bool gather) {
     const lli_cut *cut = &worker->run->cut;
+    if (n_cols == 0 || chunk->count == 0) return;
     const int64_t n_blocks = (n_cols + cut->block_cols - 1) / cut->block_cols;
     const int64_t group_rows = kGroupPanels * cut->mr,
                   n_groups = (chunk->count + group_rows - 1) / group_rows;
@@ -160,46 +192,78 @@ void lli_form_logits(const lli_worker *worker, const lli_chunk *chunk, int64_t v
 
 /* ---- Finishing rows ----------------------------------------------------------------------------- */
 
-enum { kFinishRows = 64 };
-
 /* ln(e^a + e^b) - b with x = a - b */
 static double softplus(double x) {
     return x > 0.0 ? x + lli_log1p(lli_exp(-x)) : lli_log1p(lli_exp(x));
 }
 
-/* Merges the threads' sums of a row. A row whose logits are all -inf, or that holds NaN or +inf, is NaN. */
-static lli_row_result merge_row(const lli_worker *worker, int64_t row, int64_t *argmax) {
+lli_row_part lli_row_merge(const lli_worker *worker, const lli_chunk *chunk, int64_t row) {
     const lli_run *run = worker->run;
     const lli_row_target *target = &run->pieces.targets[row];
-    lli_softmax whole = target->whole, rest = target->rest;
-    lli_exact soft = {0};
-    float best = -INFINITY;
-    *argmax = -1;
+    lli_row_part part = {.whole = target->whole,
+                         .rest = target->rest,
+                         .z = target->z,
+                         .max = -INFINITY,
+                         .argmax = -1,
+                         .has_target = target->mine};
     for (int32_t thread = 0; thread < lli_team_size(worker->team); thread++) {
         const lli_scratch *scratch = &run->pieces.scratch[thread];
         const lli_row_sums *sums = &scratch->sums[row];
-        lli_softmax_merge(&whole, &sums->others);
-        lli_softmax_merge(&rest, &sums->others);
-        if (scratch->soft) lli_exact_merge(&soft, &scratch->soft[row]);
-        if (sums->argmax >= 0 &&
-            (*argmax < 0 || sums->max > best || (sums->max == best && sums->argmax < *argmax))) {
-            best = sums->max;
-            *argmax = sums->argmax;
+        lli_softmax_merge(&part.whole, &sums->others);
+        lli_softmax_merge(&part.rest, &sums->others);
+        if (scratch->soft) lli_exact_merge(&part.soft, &scratch->soft[row]);
+        if (sums->argmax >= 0 && (part.argmax < 0 || sums->max > part.max ||
+                                  (sums->max == part.max && sums->argmax < part.argmax))) {
+            part.max = sums->max;
+            part.argmax = sums->argmax;
         }
     }
-    lli_row_result result = {.lse = lli_softmax_lse(&whole)};
+    if (!run->cut.has_edges) return part;
+    const int64_t column = lli_target(run, chunk->begin + row) - run->cut.base;
+    const int64_t starts[2] = {0, run->cut.v_cols - kTileCols};
+    for (int side = 0; side < 2; side++) {
+        part.edges[side] = run->pieces.edges + (2 * row + side) * kTileCols;
+        const bool shared =
+            (side ? run->exchange.shards->last_shared : run->exchange.shards->first_shared) >= 0;
+        const bool own = column >= run->cut.lead && column < run->cut.v_end;
+        if (shared && own && column >= starts[side] && column < starts[side] + kTileCols) {
+            const bool one_tile = side == 1 && starts[1] == 0; /* kept once, as the first */
+            part.z = part.edges[one_tile ? 0 : side][column - starts[side]];
+            part.has_target = 1;
+        }
+    }
+    return part;
+}
+
+/* The whole row's part, over threads and ranks. */
+static lli_row_part whole_row(const lli_worker *worker, const lli_chunk *chunk, int64_t row) {
+    const lli_run *run = worker->run;
+    if (!run->group) return lli_row_merge(worker, chunk, row);
+    lli_row_part part;
+    lli_exchange_row(&run->exchange, run->pieces.max + row * run->cut.n_max,
+                     run->pieces.sum + row * run->cut.n_sum, lli_target(run, chunk->begin + row), &part);
+    const bool none = !run->call->want_argmax || run->pieces.index[row] == lli_softmax_key_none;
+    part.argmax = none ? -1 : -(int64_t)run->pieces.index[row];
+    return part;
+}
+
+/* A row whose logits are all -inf, or that holds NaN or +inf, is NaN. */
+static lli_row_result result_of(const lli_run *run, lli_row_part *part) {
+    lli_row_result result = {.lse = lli_softmax_lse(&part->whole)};
     if (!(result.lse > -INFINITY)) {
         result.lse = result.nll = result.entropy = result.soft_sum = NAN;
-        *argmax = -1;
+        part->argmax = -1;
         return result;
     }
-    result.nll = softplus(lli_softmax_lse(&rest) - (double)target->z);
-    result.entropy = run->want & LLI_WANT_ENTROPY ? lli_softmax_entropy(&whole) : 0.0;
+    result.nll = softplus(lli_softmax_lse(&part->rest) - (double)part->z);
+    result.entropy = run->want & LLI_WANT_ENTROPY ? lli_softmax_entropy(&part->whole) : 0.0;
     if (run->problem->v_total == 1) { /* exactly, where the grid would leave 2^-31 */
-        result.lse = (double)target->z;
+        result.lse = (double)part->z;
         result.entropy = 0.0;
     }
-    if (run->cut.smoothing) result.soft_sum = run->terms.class_total * result.lse - lli_exact_value(&soft);
+    if (run->cut.smoothing) {
+        result.soft_sum = run->terms.class_total * result.lse - lli_exact_value(&part->soft);
+    }
     return result;
 }
 
@@ -207,8 +271,8 @@ static void finish_row(const lli_worker *worker, const lli_chunk *chunk, int64_t
     lli_run *run = worker->run;
     const ll_linear_ce_args *args = run->call->args;
     const int64_t i = run->pieces.rows[chunk->begin + row], y = lli_target(run, chunk->begin + row);
-    int64_t argmax;
-    const lli_row_result result = merge_row(worker, row, &argmax);
+    lli_row_part part = whole_row(worker, chunk, row);
+    const lli_row_result result = result_of(run, &part);
     double loss, z_loss;
     lli_row_loss(&run->terms, &result, i, y, &loss, &z_loss);
     lli_exact_add_f32(&worker->scratch->loss, (float)loss);
@@ -223,7 +287,7 @@ static void finish_row(const lli_worker *worker, const lli_chunk *chunk, int64_t
         args->z_loss[i] =
             run->terms.z_loss == 0.0 ? 0.0f : (float)(run->terms.z_loss * result.lse * result.lse);
     }
-    if (args->argmax) args->argmax[i] = argmax;
+    if (args->argmax) args->argmax[i] = part.argmax;
     if (run->pieces.grads) { /* from the values as a backward would find them saved */
         const lli_row_result saved = {
             .lse = (double)lse + (double)lse_lo, .nll = (float)result.nll, .entropy = (float)result.entropy};
@@ -237,14 +301,22 @@ static void finish_task(const lli_worker *worker, const void *context, int64_t t
     for (int64_t row = task * kFinishRows; row < last; row++) finish_row(worker, chunk, row);
 }
 
-void lli_forward_chunk(const lli_worker *worker, const lli_chunk *chunk, bool keep) {
+bool lli_forward_chunk(const lli_worker *worker, const lli_chunk *chunk, bool keep) {
     lli_scratch *scratch = worker->scratch;
     for (int64_t row = 0; row < chunk->count; row++) {
         scratch->sums[row] = (lli_row_sums){.max = -INFINITY, .argmax = -1};
         lli_softmax_clear(&scratch->sums[row].others);
         if (scratch->soft) scratch->soft[row] = (lli_exact){0};
     }
+    for (int64_t row = 0; worker->thread == 0 && row < chunk->count; row++) { /* seen by all after packing */
+        lli_row_target *target = &worker->run->pieces.targets[row];
+        *target = (lli_row_target){0};
+        lli_softmax_clear(&target->whole);
+        lli_softmax_clear(&target->rest);
+    }
     lli_pack_tokens(worker, chunk);
     lli_form_logits(worker, chunk, 0, worker->run->cut.v_cols, keep, true);
+    if (worker->run->group && !lli_exchange_chunk(worker, chunk)) return false;
     lli_tasks(worker, (chunk->count + kFinishRows - 1) / kFinishRows, finish_task, chunk);
+    return true;
 }

@@ -16,7 +16,7 @@
 /* A chunk of tokens against a stretch of columns, with what came before and what comes after. */
 typedef struct grad_work {
     const lli_chunk *chunk;
-    int64_t v_begin, n_cols; /* n_cols: columns inside the vocabulary */
+    int64_t v_begin, first, n_cols; /* the shard's own columns are [v_begin + first, v_begin + n_cols) */
     bool first_chunk, last_chunk;
     bool first_cols;
     int64_t acc_row; /* row of acc_x for the chunk's first token */
@@ -49,8 +49,8 @@ static void to_gradients(const lli_run *run, const grad_work *work, int64_t firs
         const lli_stretch stretch = {
             .raw = raw,
             .bias = run->pieces.bias ? run->pieces.bias + v0 : NULL,
-            .class_weight = class_weight ? class_weight + v0 : NULL,
-            .column = v0,
+            .class_weight = class_weight ? class_weight + run->cut.base + v0 : NULL,
+            .column = run->cut.base + v0,
             .n_cols = n,
             .target = lli_target(run, work->chunk->begin + t),
         };
@@ -110,13 +110,14 @@ static void grad_w_task(const lli_worker *worker, const void *context, int64_t t
     const grad_work *work = context;
     const lli_run *run = worker->run;
     const ll_linear_ce_args *args = run->call->args;
-    const int64_t c = task * kGradCols, n = lli_min(kGradCols, work->n_cols - c), v0 = work->v_begin + c;
+    const int64_t c = work->first + task * kGradCols, n = lli_min(kGradCols, work->n_cols - c);
+    const int64_t v0 = work->v_begin + c, w_row = v0 - run->cut.lead;
     const bool with_w = args->grad_w.data != NULL, with_bias = args->grad_bias.data != NULL;
     const bool accumulate = args->accumulate & LL_ACCUMULATE_W;
     float *acc = NULL;
     int64_t stride = run->cut.d_cols;
     if (with_w && run->cut.w_direct) {
-        acc = (float *)args->grad_w.data + v0 * args->grad_w.row_stride;
+        acc = (float *)args->grad_w.data + w_row * args->grad_w.row_stride;
         stride = args->grad_w.row_stride;
     } else if (with_w) {
         acc = run->cut.keep_acc_w ? run->pieces.acc_w + c * stride : worker->scratch->acc_w;
@@ -130,11 +131,11 @@ static void grad_w_task(const lli_worker *worker, const void *context, int64_t t
     }
     if (!work->last_chunk) return;
     for (int64_t v = 0; with_w && !run->cut.w_direct && v < n; v++) {
-        emit((void *)lli_row(&args->grad_w, v0 + v), args->grad_w.dtype, 1, acc + v * stride, run->cut.d,
+        emit((void *)lli_row(&args->grad_w, w_row + v), args->grad_w.dtype, 1, acc + v * stride, run->cut.d,
              accumulate);
     }
     if (with_bias) {
-        emit((void *)lli_row(&args->grad_bias, v0), args->grad_bias.dtype, args->grad_bias.row_stride,
+        emit((void *)lli_row(&args->grad_bias, w_row), args->grad_bias.dtype, args->grad_bias.row_stride,
              run->pieces.acc_bias + v0, n, args->accumulate & LL_ACCUMULATE_BIAS);
     }
 }
@@ -173,7 +174,7 @@ static void add_x(const lli_worker *worker, const grad_work *work, int64_t c, in
                   int64_t row_end, int64_t col_begin, int64_t col_end) {
     const lli_run *run = worker->run;
     const int64_t mr = run->cut.mr, nr = run->cut.nr, logits_stride = run->cut.grad_cols;
-    const lli_gemm_mode mode = work->first_cols && c == 0 ? LLI_GEMM_SET : LLI_GEMM_ADD;
+    const lli_gemm_mode mode = work->first_cols && c == work->first ? LLI_GEMM_SET : LLI_GEMM_ADD;
     const void *rows[kSumCols];
     for (int64_t row = row_begin; row < row_end; row += mr) {
         const int64_t n_rows = lli_min(mr, row_end - row);
@@ -181,7 +182,7 @@ static void add_x(const lli_worker *worker, const grad_work *work, int64_t c, in
         run->micro->pack(worker->scratch->dz_panels + (row - row_begin) * n, mr, rows, n_rows, LL_DTYPE_F32,
                          c, n);
     }
-    for (int64_t v = 0; v < n; v++) rows[v] = lli_row(&run->call->args->w, work->v_begin + c + v);
+    for (int64_t v = 0; v < n; v++) rows[v] = lli_w_row(run, work->v_begin + c + v);
     for (int64_t slab = col_begin; slab < col_end; slab += kSlabCols) {
         const int64_t n_slab = lli_min(kSlabCols, col_end - slab);
         run->micro->copy(worker->scratch->w_panels, nr, n * nr, rows, n, run->problem->w_dtype, slab,
@@ -203,8 +204,9 @@ static void emit_x_task(const lli_worker *worker, const void *context, int64_t r
     const ll_view *grad_x = &run->call->args->grad_x;
     const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_X;
     void *out = (void *)lli_row(grad_x, run->pieces.rows[work->chunk->begin + row]);
+    const int64_t stride = run->group ? run->cut.d : run->cut.d_cols; /* ranks add up without gaps */
     if (!run->pieces.grads[work->chunk->begin + row].dead) {
-        emit(out, grad_x->dtype, 1, run->pieces.acc_x + (work->acc_row + row) * run->cut.d_cols, run->cut.d,
+        emit(out, grad_x->dtype, 1, run->pieces.acc_x + (work->acc_row + row) * stride, run->cut.d,
              accumulate);
     } else if (!accumulate) { /* exactly 0, even against an infinite w */
         memset(out, 0, (size_t)run->cut.d * ll_dtype_bytes((ll_dtype)grad_x->dtype));
@@ -215,13 +217,13 @@ static void emit_x_task(const lli_worker *worker, const void *context, int64_t r
 
 static void gradient_of(const lli_worker *worker, const grad_work *work) {
     const lli_run *run = worker->run;
-    lli_tasks(worker, (work->n_cols + kGradCols - 1) / kGradCols, grad_w_task, work);
+    lli_tasks(worker, (work->n_cols - work->first + kGradCols - 1) / kGradCols, grad_w_task, work);
     if (run->call->args->grad_x.data) {
         int64_t row_begin, row_end, col_begin, col_end;
         share_out(worker, work->chunk->count, &row_begin, &row_end, &col_begin, &col_end);
-        for (int64_t c = 0; row_begin < row_end && c < work->n_cols; c += kSumCols) {
-            add_x(worker, work, c, lli_min(kSumCols, work->n_cols - c), row_begin, row_end, col_begin,
-                  col_end);
+        for (int64_t block = 0; row_begin < row_end && block < work->n_cols; block += kSumCols) {
+            const int64_t c = lli_max(block, work->first), end = lli_min(block + kSumCols, work->n_cols);
+            add_x(worker, work, c, end - c, row_begin, row_end, col_begin, col_end);
         }
         lli_team_barrier(worker->team); /* before the logits are overwritten and grad_x is read */
     }
@@ -233,20 +235,33 @@ static void pack_x_cols(const lli_worker *worker, const lli_chunk *chunk) {
     }
 }
 
+/* Adds grad_x up over ranks where there are several, and writes it. */
+static bool finish_x(const lli_worker *worker, const lli_chunk *chunk) {
+    const lli_run *run = worker->run;
+    if (!run->call->args->grad_x.data) return true;
+    if (run->group && !lli_exchange_grad_x(worker, chunk)) return false;
+    const grad_work work = {.chunk = chunk};
+    lli_tasks(worker, chunk->count, emit_x_task, &work);
+    return true;
+}
+
 void lli_gradient_one_pass(const lli_worker *worker) {
     const lli_run *run = worker->run;
-    const int64_t n = run->call->n_valid;
-    for (int64_t begin = 0; begin < n; begin += run->cut.grad_tokens) {
-        const lli_chunk chunk = {begin, lli_min(run->cut.grad_tokens, n - begin)};
+    const int64_t n = run->call->n_valid, end = lli_rounds_end(run);
+    for (int64_t begin = 0; begin < end; begin += run->cut.grad_tokens) {
+        const lli_chunk chunk = lli_chunk_at(run, begin, run->cut.grad_tokens);
         const grad_work work = {.chunk = &chunk,
-                                .n_cols = run->cut.v,
+                                .first = run->cut.lead,
+                                .n_cols = run->cut.v_end,
                                 .first_chunk = begin == 0,
                                 .last_chunk = begin + chunk.count == n,
                                 .first_cols = true};
-        lli_forward_chunk(worker, &chunk, true);
-        pack_x_cols(worker, &chunk);
-        gradient_of(worker, &work);
-        if (run->call->args->grad_x.data) lli_tasks(worker, chunk.count, emit_x_task, &work);
+        if (!lli_forward_chunk(worker, &chunk, true)) return;
+        if (run->cut.v > 0 && chunk.count > 0) {
+            pack_x_cols(worker, &chunk);
+            gradient_of(worker, &work);
+        }
+        if (!finish_x(worker, &chunk)) return;
     }
 }
 
@@ -255,7 +270,8 @@ static void recompute(const lli_worker *worker, const lli_chunk *chunk, int64_t 
     const lli_run *run = worker->run;
     const grad_work work = {.chunk = chunk,
                             .v_begin = v,
-                            .n_cols = lli_min(run->cut.grad_cols, run->cut.v - v),
+                            .first = v == 0 ? run->cut.lead : 0,
+                            .n_cols = lli_min(run->cut.grad_cols, run->cut.v_end - v),
                             .first_chunk = chunk->begin == 0,
                             .last_chunk = chunk->begin + chunk->count == run->call->n_valid,
                             .first_cols = v == 0,
@@ -264,28 +280,29 @@ static void recompute(const lli_worker *worker, const lli_chunk *chunk, int64_t 
     gradient_of(worker, &work);
 }
 
+/* All stretches of columns against the tokens [all.begin, + all.count), chunk by chunk. */
+static void recompute_all(const lli_worker *worker, const lli_chunk *all) {
+    const lli_run *run = worker->run;
+    const int64_t step = run->cut.grad_tokens, end = all->begin + all->count;
+    for (int64_t v = 0; v < run->cut.v_cols; v += run->cut.grad_cols) {
+        for (int64_t begin = all->begin; begin < end; begin += step) {
+            const lli_chunk chunk = {begin, lli_min(step, end - begin)};
+            if (v == 0 || all->count > step) { /* a single chunk stays packed */
+                lli_pack_tokens(worker, &chunk);
+                pack_x_cols(worker, &chunk);
+            }
+            recompute(worker, &chunk, v, begin - all->begin);
+        }
+    }
+}
+
 void lli_gradient_recompute(const lli_worker *worker) {
     const lli_run *run = worker->run;
-    const int64_t n = run->call->n_valid, step = run->cut.grad_tokens;
-    const int64_t n_inside =
-        run->cut.tokens_outside ? 1 : (n + step - 1) / step; /* chunks for each stretch */
-    for (int64_t outside = 0; outside < n; outside += n_inside * step) {
-        const int64_t end = lli_min(n, outside + n_inside * step);
-        for (int64_t v = 0; v < run->cut.v; v += run->cut.grad_cols) {
-            for (int64_t begin = outside; begin < end; begin += step) {
-                const lli_chunk chunk = {begin, lli_min(step, end - begin)};
-                if (v == 0 || n_inside > 1) { /* a single chunk stays packed */
-                    lli_pack_tokens(worker, &chunk);
-                    pack_x_cols(worker, &chunk);
-                }
-                recompute(worker, &chunk, v, begin - outside);
-            }
-        }
-        if (run->call->args->grad_x.data) {
-            const lli_chunk all = {outside, end - outside};
-            const grad_work work = {.chunk = &all};
-            lli_tasks(worker, all.count, emit_x_task, &work);
-        }
+    const int64_t end = lli_rounds_end(run), step = run->cut.tokens_outside ? run->cut.grad_tokens : end;
+    for (int64_t begin = 0; begin < end; begin += step) {
+        const lli_chunk all = lli_chunk_at(run, begin, step);
+        recompute_all(worker, &all);
+        if (!finish_x(worker, &all)) return;
     }
 }
 

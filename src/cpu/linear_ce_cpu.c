@@ -55,8 +55,10 @@ static void begin_call(lli_run *run) {
         clear_rows(&args->grad_bias, v, run->problem->v_local);
     }
     for (int64_t c = 0; run->pieces.bias && c < run->cut.v_cols; c++) {
-        run->pieces.bias[c] =
-            c < run->cut.v ? lli_load(args->bias.data, args->bias.dtype, c * args->bias.row_stride) : 0.0f;
+        const int64_t row = c - run->cut.lead;
+        run->pieces.bias[c] = row >= 0 && row < run->cut.v
+                                  ? lli_load(args->bias.data, args->bias.dtype, row * args->bias.row_stride)
+                                  : 0.0f;
     }
     for (int64_t thread = 0; thread < run->cut.n_threads; thread++) {
         run->pieces.scratch[thread].loss = (lli_exact){0};
@@ -90,17 +92,16 @@ static void end_call(lli_run *run) {
 static void job(void *context, int32_t thread, const lli_team *team) {
     lli_run *run = context;
     const lli_worker worker = {run, team, &run->pieces.scratch[thread], thread};
-    const int64_t n = run->call->n_valid;
+    const int64_t end = lli_rounds_end(run), step = run->cut.forward_tokens;
     if (thread == 0) begin_call(run);
     lli_team_barrier(team);
-    if (n == 0) return;
     if (run->cut.one_pass) {
         lli_gradient_one_pass(&worker);
         return;
     }
-    for (int64_t begin = 0; run->cut.forward_tokens && begin < n; begin += run->cut.forward_tokens) {
-        const lli_chunk chunk = {begin, lli_min(run->cut.forward_tokens, n - begin)};
-        lli_forward_chunk(&worker, &chunk, false);
+    for (int64_t begin = 0; step && begin < end; begin += step) {
+        const lli_chunk chunk = lli_chunk_at(run, begin, step);
+        if (!lli_forward_chunk(&worker, &chunk, false)) return;
     }
     if (run->call->pass == LL_PASS_FORWARD) return;
     if (run->call->pass == LL_PASS_BACKWARD) lli_backward_prepare(&worker);
@@ -118,17 +119,19 @@ static ll_status run(const ll_plan *plan, const lli_call *call) {
         .cut = lli_cut_make(&plan->problem, &plan->config, micro, call->pass),
         .terms = lli_loss_prepare(&plan->problem, call),
         .transform = {loss->softcap, loss->temperature},
+        .group = plan->group,
+        .exchange = {plan->problem.shards, args->class_weight, loss->label_smoothing > 0.0f},
+        .status = LL_STATUS_OK,
     };
-    if (args->entropy || (args->up_entropy && call->pass == LL_PASS_FORWARD_BACKWARD))
-        state.want |= LLI_WANT_ENTROPY;
-    if (args->argmax) state.want |= LLI_WANT_ARGMAX;
+    if (call->want_entropy) state.want |= LLI_WANT_ENTROPY;
+    if (call->want_argmax) state.want |= LLI_WANT_ARGMAX;
     if (state.cut.smoothing) state.want |= LLI_WANT_SOFT_SUM;
     lli_arena arena = {.base = args->workspace};
     lli_cut_carve(&state.cut, &arena, &state.pieces);
     lli_pool_run(plan->pool, plan->problem.n_threads, job, &state);
-    end_call(&state);
+    if (state.status == LL_STATUS_OK) end_call(&state);
     lli_arena_release(&arena);
-    return LL_STATUS_OK;
+    return state.status;
 }
 
 static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
@@ -140,8 +143,9 @@ static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
 
 /* ---- Records ------------------------------------------------------------------------------------ */
 
-static ll_status configure(const lli_kernel *kernel, const lli_problem *problem, lli_config *config) {
-    return lli_cut_configure(problem, kernel->isa, config);
+static ll_status configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
+                           lli_config *config) {
+    return lli_cut_configure(problem, kernel->isa, agreed, config);
 }
 
 static size_t workspace(const lli_kernel *kernel, const lli_problem *problem, const lli_config *config,

@@ -39,7 +39,7 @@ typedef struct lli_row_sums {
 typedef struct lli_row_target {
     lli_softmax whole, rest;
     float z;
-    int32_t reserved;
+    int32_t mine; /* 0: the target's tile is not among those gathered here */
 } lli_row_target;
 
 /* One row's stretch of raw logits. */
@@ -79,6 +79,8 @@ typedef struct lli_micro {
     /* Adds a stretch's tiles to sums (and target, soft_sum: sum_v cw[v] z_v). `want`: LLI_WANT_ bits. */
     void (*stats)(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
                   lli_row_sums *sums, lli_row_target *target, lli_exact *soft_sum);
+    /* z[0..64) = softcap(raw + bias) / T; bias f32 or NULL. */
+    void (*logits)(const lli_transform *transform, const float *raw, const float *bias, float *z);
     /* Replaces a stretch's raw logits, in place, by the gradient with respect to them. */
     void (*gradient)(const lli_transform *transform, const lli_stretch *stretch, const lli_row_grad *grad,
                      float *raw);

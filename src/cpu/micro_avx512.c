@@ -16,6 +16,7 @@ const lli_micro lli_micro_avx512 = {
     .gemm = gemm,
     .direct = direct,
     .stats = stats,
+    .logits = logits,
     .gradient = gradient,
     .peak = peak,
 };

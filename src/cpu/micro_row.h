@@ -125,17 +125,21 @@ static void tile_soft_sum(const float *z, const float *class_weight, int64_t n_c
     lli_exact_add(sum, total, exponent - 30);
 }
 
+LLI_INLINE void logits(const lli_transform *transform, const float *raw, const float *bias, float *z) {
+    for (int64_t j = 0; j < kTileVectors; j++) {
+        vf slope, x = v_load(raw + j * kLanes);
+        if (bias) x = v_add(x, v_load(bias + j * kLanes));
+        v_store(z + j * kLanes, transform_lanes(transform, x, &slope));
+    }
+}
+
 LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
                          const int want_entropy, lli_row_sums *sums, lli_row_target *target,
                          lli_exact *soft_sum) {
     for (int64_t first = 0; first < stretch->n_cols; first += kTileCols) {
         float z[kTileCols];
         const int64_t n = stretch->n_cols - first < kTileCols ? stretch->n_cols - first : kTileCols;
-        for (int64_t j = 0; j < kTileVectors; j++) {
-            vf slope, raw = v_load(stretch->raw + first + j * kLanes);
-            if (stretch->bias) raw = v_add(raw, v_load(stretch->bias + first + j * kLanes));
-            v_store(z + j * kLanes, transform_lanes(transform, raw, &slope));
-        }
+        logits(transform, stretch->raw + first, stretch->bias ? stretch->bias + first : NULL, z);
         for (int64_t v = n; v < kTileCols; v++) z[v] = -INFINITY;
         const int64_t column = stretch->column + first;
         float zmax = tile_max(z);
@@ -156,6 +160,7 @@ LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stre
         }
         lli_softmax_clear(&target->whole);
         lli_softmax_clear(&target->rest);
+        target->mine = 1;
         target->z = z[at];
         tile_sums(z, zmax, want_entropy, &target->whole);
         z[at] = -INFINITY;

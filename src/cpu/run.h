@@ -2,6 +2,8 @@
 #ifndef LLI_CPU_RUN_H
 #define LLI_CPU_RUN_H
 
+#include "core/dtype.h"
+#include "core/exchange.h"
 #include "core/pool.h"
 #include "cpu/cut.h"
 
@@ -22,6 +24,9 @@ typedef struct lli_run {
     lli_transform transform;
     int32_t want; /* LLI_WANT_ bits of the statistics */
     atomic_llong next_task;
+    lli_group *group; /* NULL: one rank */
+    lli_exchange exchange;
+    ll_status status; /* of the operations with other ranks; written by thread 0 before a barrier */
 } lli_run;
 
 /* One thread's part of a phase. */
@@ -37,9 +42,13 @@ typedef struct lli_worker {
 typedef void lli_task(const lli_worker *worker, const void *context, int64_t task);
 void lli_tasks(const lli_worker *worker, int64_t n_tasks, lli_task *task, const void *context);
 
-/* Row of x, or of w, of the valid row / column. */
+/* Row of x of a valid row; row of w of a column: before the shard's first column some row that is there,
+ * because what is computed from it is masked. */
 static inline const void *lli_x_row(const lli_run *run, int64_t row) {
     return lli_row(&run->call->args->x, run->pieces.rows[row]);
+}
+static inline const void *lli_w_row(const lli_run *run, int64_t column) {
+    return lli_row(&run->call->args->w, lli_max(0, column - run->cut.lead));
 }
 static inline int64_t lli_target(const lli_run *run, int64_t row) {
     return lli_id(&run->call->args->target, run->pieces.rows[row]);
@@ -53,13 +62,34 @@ void lli_pack_tokens(const lli_worker *worker, const lli_chunk *chunk);
 void lli_form_logits(const lli_worker *worker, const lli_chunk *chunk, int64_t v_begin, int64_t n_cols,
                      bool keep, bool gather);
 
-/* Statistics of a chunk: clears, forms (keeping the logits if `keep`), and finishes its rows. */
-void lli_forward_chunk(const lli_worker *worker, const lli_chunk *chunk, bool keep);
+/* Statistics of a chunk: clears, forms (keeping the logits if `keep`), and finishes its rows. False: the
+ * ranks could not meet, run->status says why, and every thread leaves. */
+bool lli_forward_chunk(const lli_worker *worker, const lli_chunk *chunk, bool keep);
+
+/* Merges the threads' sums of a row of the chunk. */
+lli_row_part lli_row_merge(const lli_worker *worker, const lli_chunk *chunk, int64_t row);
+
+/* In a group, calls go through chunks by the number of tokens, valid or not, so that the number of operations
+ * does not depend on targets: the last chunks may be empty. */
+static inline int64_t lli_rounds_end(const lli_run *run) {
+    return run->group ? run->call->n_tokens : run->call->n_valid;
+}
+static inline lli_chunk lli_chunk_at(const lli_run *run, int64_t begin, int64_t n_tokens) {
+    const lli_chunk chunk = {begin, lli_max(0, lli_min(n_tokens, run->call->n_valid - begin))};
+    return chunk;
+}
+
+/* The chunk's rows over all ranks, into pieces.max, .sum and .index; and its acc_x. Collective over threads;
+ * false as above. */
+bool lli_exchange_chunk(const lli_worker *worker, const lli_chunk *chunk);
+bool lli_exchange_grad_x(const lli_worker *worker, const lli_chunk *chunk);
 
 /* Gradient coefficients of every valid row from the caller's saved results. */
 void lli_backward_prepare(const lli_worker *worker);
 /* grad_w, grad_bias and grad_x from a chunk's logits, or from all chunks by recomputing them. */
 void lli_gradient_one_pass(const lli_worker *worker);
 void lli_gradient_recompute(const lli_worker *worker);
+
+enum { kFinishRows = 64 }; /* of a task that finishes or exchanges rows */
 
 #endif

@@ -12,6 +12,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdio.h>
 
 /* A token for the gradients. dz[i,v] is linear in four upstream coefficients, see row_dz. */
 struct ref_row {
@@ -367,7 +368,10 @@ static bool ref_machine_ok(char *why, size_t why_bytes) {
 }
 
 static bool ref_accepts(const lli_problem *problem, char *why, size_t why_bytes) {
-    (void)problem;
+    if (problem->in_group) {
+        snprintf(why, why_bytes, "the definition runs on one rank, without a communicator");
+        return false;
+    }
     return ref_machine_ok(why, why_bytes);
 }
 
@@ -381,7 +385,9 @@ static size_t ref_workspace(const lli_kernel *kernel, const lli_problem *problem
     return carve(problem, &arena, &ref);
 }
 
-static ll_status ref_configure(const lli_kernel *kernel, const lli_problem *problem, lli_config *config) {
+static ll_status ref_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
+                               lli_config *config) {
+    (void)agreed;
     size_t needed = ref_workspace(kernel, problem, config, LL_PASS_FORWARD);
     *config = (lli_config){0};
     LLI_REQUIRE(problem->budget_bytes == 0 || needed <= problem->budget_bytes, LL_STATUS_WORKSPACE,

@@ -50,12 +50,12 @@ static void legal_and_inside_budgets(void **unused) {
                 for (int32_t dtype = LL_DTYPE_F32; dtype <= LL_DTYPE_BF16; dtype++) {
                     lli_problem problem = problem_of(tokens[i], hidden[j], vocab[k], dtype, 3);
                     lli_config config;
-                    assert_int_equal(lli_cut_configure(&problem, &lli_micro_plain, &config), LL_STATUS_OK);
+                    assert_int_equal(lli_cut_configure(&problem, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
                     assert_legal(&problem, &config);
                     size_t bytes = most(&problem, &config);
                     for (int step = 0; step < 12; step++) { /* ever tighter, until refused */
                         problem.budget_bytes = bytes;
-                        if (lli_cut_configure(&problem, &lli_micro_plain, &config) != LL_STATUS_OK) break;
+                        if (lli_cut_configure(&problem, &lli_micro_plain, NULL, &config) != LL_STATUS_OK) break;
                         assert_legal(&problem, &config);
                         assert_true(most(&problem, &config) <= problem.budget_bytes);
                         bytes = bytes / 4 * 3;
@@ -72,7 +72,7 @@ static void bounded(void **unused) {
     lli_config config;
     for (int64_t n = 4096; n <= 1 << 20; n *= 4) {
         lli_problem problem = problem_of(n, 4096, 131072, LL_DTYPE_F32, 2);
-        assert_int_equal(lli_cut_configure(&problem, &lli_micro_plain, &config), LL_STATUS_OK);
+        assert_int_equal(lli_cut_configure(&problem, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
         /* 128 bytes of row results a token and a constant */
         assert_true((int64_t)most(&problem, &config) <= 512 * mib + 128 * n);
         assert_true((int64_t)lli_cut_workspace(&problem, &config, &lli_micro_plain, LL_PASS_FORWARD) <=
@@ -81,22 +81,22 @@ static void bounded(void **unused) {
     }
     lli_problem frozen = problem_of(4096, 4096, 131072, LL_DTYPE_F32, 2);
     frozen.frozen = LL_FROZEN_X | LL_FROZEN_W;
-    assert_int_equal(lli_cut_configure(&frozen, &lli_micro_plain, &config), LL_STATUS_OK);
+    assert_int_equal(lli_cut_configure(&frozen, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
     assert_true((int64_t)most(&frozen, &config) <= 64 * mib);
     /* 512 tokens' logits take 250 MiB, an f32 copy of grad_w would take 1 GiB: all tokens at once */
     lli_problem narrow = problem_of(512, 2048, 128256, LL_DTYPE_BF16, 2);
-    assert_int_equal(lli_cut_configure(&narrow, &lli_micro_plain, &config), LL_STATUS_OK);
+    assert_int_equal(lli_cut_configure(&narrow, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
     assert_true(config.one_pass && config.one_pass_tokens == 512);
     assert_true((int64_t)most(&narrow, &config) <= 512 * mib);
     narrow.n_tokens_max = 2048; /* neither fits: logits twice */
-    assert_int_equal(lli_cut_configure(&narrow, &lli_micro_plain, &config), LL_STATUS_OK);
+    assert_int_equal(lli_cut_configure(&narrow, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
     assert_true(!config.one_pass && (int64_t)most(&narrow, &config) <= 512 * mib);
     /* a budget buys larger chunks */
     lli_problem rich = problem_of(4096, 1024, 131072, LL_DTYPE_F32, 2), poor = rich;
     rich.budget_bytes = (size_t)3 << 30;
     lli_config richer;
-    assert_int_equal(lli_cut_configure(&rich, &lli_micro_plain, &richer), LL_STATUS_OK);
-    assert_int_equal(lli_cut_configure(&poor, &lli_micro_plain, &config), LL_STATUS_OK);
+    assert_int_equal(lli_cut_configure(&rich, &lli_micro_plain, NULL, &richer), LL_STATUS_OK);
+    assert_int_equal(lli_cut_configure(&poor, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
     assert_true(richer.one_pass_tokens > config.one_pass_tokens);
 }
 

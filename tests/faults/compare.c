@@ -179,6 +179,9 @@ void snapshot_near(const snapshot *s, const rig *r, double rel) {
         if (!a->data || !b->data) continue;
         double largest = 0;
         for (int64_t e = 0; e < a->count; e++) largest = fmax(largest, fabs(value_at(a, e)));
-        for (int64_t e = 0; e < a->count; e++) NEAR_TO(value_at(b, e), value_at(a, e), 0, rel * largest);
+        for (int64_t e = 0; e < a->count; e++) {
+            if (isnan(value_at(a, e)) && isnan(value_at(b, e))) continue;
+            NEAR_TO(value_at(b, e), value_at(a, e), 0, rel * largest);
+        }
     }
 }

@@ -21,13 +21,17 @@
 typedef struct fault_test {
     const char *name;
     CMUnitTestFunction run;
-    int heavy; /* too large for the reference and, where there is a better one, the plain C kernel */
+    enum { FAULT_ALL, FAULT_FAST, FAULT_IN_GROUP } kernels;
 } fault_test;
 
 #define FAULT(function)                                                                                      \
-    { #function, function, 0 }
+    { #function, function, FAULT_ALL }
+/* Too large for the reference and, where there is a better one, the plain C kernel. */
 #define FAULT_HEAVY(function)                                                                                \
-    { #function, function, 1 }
+    { #function, function, FAULT_FAST }
+/* Over ranks, which the reference does not take. */
+#define FAULT_RANKS(function)                                                                                \
+    { #function, function, FAULT_IN_GROUP }
 
 /* Runs every test once per runnable kernel, named "test [kernel]", with LL_KERNEL set. argv[1], if given,
  * is a filter with * and ?. Returns the number of failures. */

@@ -10,10 +10,13 @@ static int force_kernel(void **state) {
     return setenv("LL_KERNEL", (const char *)*state, 1);
 }
 
+static int is_reference(const ll_kernel_info *kernel) {
+    return strcmp(kernel->backend, "ref") == 0 || strstr(kernel->name, "ref") != NULL;
+}
+
 /* The reference never, plain C only where nothing better runs. */
 static int is_fast(const ll_kernel_info *kernel, int is_best) {
-    if (strcmp(kernel->backend, "ref") == 0 || strstr(kernel->name, "ref")) return 0;
-    return is_best || strstr(kernel->name, "avx") != NULL;
+    return !is_reference(kernel) && (is_best || strstr(kernel->name, "avx") != NULL);
 }
 
 int on_slow_kernel(void) {
@@ -36,7 +39,8 @@ int faults_main(const char *group, const fault_test *tests, size_t n_tests, int 
         int fast = is_fast(kernel, n_kernels == 0);
         n_kernels++;
         for (size_t t = 0; t < n_tests; t++) {
-            if (tests[t].heavy && !fast) continue;
+            if (tests[t].kernels == FAULT_FAST && !fast) continue;
+            if (tests[t].kernels == FAULT_IN_GROUP && is_reference(kernel)) continue;
             if (n_cases == kCasesMax) return 1;
             snprintf(names[n_cases], kNameBytes, "%s [%s]", tests[t].name, kernel->name);
             cases[n_cases] = (struct CMUnitTest){names[n_cases], tests[t].run, force_kernel, NULL,

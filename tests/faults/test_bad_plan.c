@@ -3,6 +3,8 @@
 #define _DEFAULT_SOURCE
 #include "harness.h"
 
+#include <logitless/comm.h>
+
 typedef struct bad_plan {
     const char *what;
     ll_status want;
@@ -73,7 +75,8 @@ BAD(frozen_unknown, desc->frozen = 8;)
 BAD(threads_negative, desc->n_threads = -1;)
 BAD(threads_huge, desc->n_threads = INT32_MAX;)
 BAD(budget_tiny, desc->workspace_budget_bytes = 1;)
-BAD(comm_set, desc->comm = (const struct ll_comm *)(uintptr_t)64;)
+static const ll_comm no_functions = {.struct_bytes = sizeof(ll_comm), .size = 1};
+BAD(comm_empty, desc->comm = &no_functions;)
 BAD(kernel_unknown, setenv("LL_KERNEL", "linear_ce_of_tomorrow", 1);)
 
 static const bad_plan kBad[] = {
@@ -131,7 +134,7 @@ static const bad_plan kBad[] = {
     {"n_threads -1", INVALID, "n_threads", threads_negative},
     {"n_threads 2^31-1", INVALID, "n_threads", threads_huge},
     {"budget of 1 byte", LL_STATUS_WORKSPACE, "budget", budget_tiny},
-    {"a communicator", LL_STATUS_UNSUPPORTED, "comm", comm_set},
+    {"a communicator without functions", LL_STATUS_INVALID_ARG, "comm", comm_empty},
     {"LL_KERNEL unknown", INVALID, "linear_ce_of_tomorrow", kernel_unknown},
 };
 
