@@ -14,9 +14,11 @@ endif()
 
 # -ffp-contract=off: GCC fuses a * b + c by default where the ISA has FMA, so the same line would round
 # differently in the plain, AVX2 and AVX-512 builds of a kernel and the bits would no longer agree.
-add_compile_options(-Wall -Wextra -ffp-contract=off)
+# CUDA files have words of their own for these (src/cuda/CMakeLists.txt).
+set(not_cuda "$<NOT:$<COMPILE_LANGUAGE:CUDA>>")
+add_compile_options("$<${not_cuda}:-Wall;-Wextra;-ffp-contract=off>")
 if(LL_WERROR)
-    add_compile_options(-Werror)
+    add_compile_options("$<${not_cuda}:-Werror>")
 endif()
 
 if(LL_SANITIZE)

@@ -181,10 +181,13 @@ static inline ll_loss lli_loss_init(void) {
 typedef enum ll_op { LL_OP_LINEAR_CE = 0 } ll_op;
 
 typedef enum ll_backend {
-    LL_BACKEND_AUTO = 0, /* the best kernel that takes the problem */
+    LL_BACKEND_AUTO = 0, /* the best CPU kernel that takes the problem: a plan cannot see where pointers lie */
     LL_BACKEND_CPU = 1,
     LL_BACKEND_REF = 2, /* the definition in double precision: slow, takes everything */
-    LL_BACKEND_CUDA = 3 /* not in this version: LL_STATUS_UNSUPPORTED */
+    /* An NVIDIA GPU, the calling thread's current device at ll_plan_create. Every pointer of a call is device
+     * memory of it, the workspace too. Needs liblogitless_cuda.so.0: in the folder LL_CUDA_PATH, beside this
+     * library or the program, or where the system looks; UNSUPPORTED with the reason where it does not load. */
+    LL_BACKEND_CUDA = 3
 } ll_backend;
 
 typedef enum ll_pass { LL_PASS_FORWARD = 0, LL_PASS_BACKWARD = 1, LL_PASS_FORWARD_BACKWARD = 2 } ll_pass;
@@ -334,6 +337,7 @@ typedef struct ll_linear_ce_args {
     int32_t reserved;
     void *workspace; /* 64-byte aligned */
     size_t workspace_bytes;
+    int64_t *bad_targets; /* [1], CUDA: added to, once for each target outside [0, v_total); or NULL */
 } ll_linear_ce_args;
 
 enum { LL_ACCUMULATE_X = 1, LL_ACCUMULATE_W = 2, LL_ACCUMULATE_BIAS = 4 };
@@ -357,11 +361,15 @@ static inline ll_linear_ce_args lli_linear_ce_args_init(void) {
  * Errors at the call, nothing written: INVALID_ARG (NULL or wrong shape, stride, dtype; a target
  * outside [0, v_total) that is not ignore_index, with its row; a weight or divisor that is not
  * finite), WORKSPACE. None later: the call returns when the results are written (CPU).
+ * CUDA: the call queues its work on `stream` (NULL: the default one) and returns; it allocates nothing, never
+ * waits, and may be captured in a graph. What the host cannot see is not refused: a target outside [0, v_total) makes
+ * its row NaN, is counted in *bad_targets and counts as valid with class weight 1; weights and divisor are used as
+ * they are. Errors at the call: CUDA too, where a launch fails.
  * In a group: x, target, weights, divisor, upstreams and saved results are the same on every rank; a rank may ask
  * for fewer results. All errors above are then the same on every rank; also INVALID_ARG where ranks differ in
  * n_tokens, target, divisor or in what is given; COMM where a rank does not come or the communicator fails, the
  * results are then undefined.
- * stream: NULL on a CPU. Method: fused blocked GEMM and softmax after Cut Cross-Entropy (Wijmans et
+ * stream: NULL on a CPU; of the plan's device on CUDA. Method: fused blocked GEMM and softmax after Cut Cross-Entropy (Wijmans et
  * al., 2024), with order-free integer sums (docs/numerics.md). */
 LL_API ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);
 

@@ -1,4 +1,5 @@
-/* Checks of one call's arguments: everything, targets included, before anything is written. */
+/* Checks of one call's arguments before anything is written: shapes first, then, on a CPU, what targets, weights
+ * and divisor hold. */
 #include "core/dtype.h"
 #include "core/exact_sum.h"
 #include "core/problem.h"
@@ -107,6 +108,17 @@ static ll_status check_targets(const lli_problem *problem, lli_call *call) {
     return LL_STATUS_OK;
 }
 
+ll_status lli_call_check_contents(const lli_problem *problem, lli_call *call) {
+    const ll_linear_ce_args *args = call->args;
+    if (args->bad_targets) BAD("bad_targets", "given", "NULL on a CPU, where a call refuses such targets");
+    if (args->divisor) {
+        LLI_REQUIRE(*args->divisor > 0.0 && isfinite(*args->divisor), LL_STATUS_INVALID_ARG,
+                    "%s: divisor is %g, want > 0 and finite", lli_pass_names[call->pass], *args->divisor);
+    }
+    LLI_TRY(check_weights(problem, call));
+    return check_targets(problem, call);
+}
+
 static ll_status check_outputs(const lli_call *call) {
     const ll_linear_ce_args *args = call->args;
     if (call->pass == LL_PASS_BACKWARD) {
@@ -180,11 +192,7 @@ ll_status lli_call_check(const lli_problem *problem, ll_pass pass, const ll_line
         if (problem->loss.reduction != LL_REDUCTION_MEAN) {
             BAD("divisor", "given", "NULL, because only the mean is divided");
         }
-        LLI_REQUIRE(*args->divisor > 0.0 && isfinite(*args->divisor), LL_STATUS_INVALID_ARG,
-                    "%s: divisor is %g, want > 0 and finite", lli_pass_names[pass], *args->divisor);
     }
-    LLI_TRY(check_weights(problem, call));
-    LLI_TRY(check_targets(problem, call));
     LLI_REQUIRE(args->workspace_bytes >= workspace_bytes, LL_STATUS_WORKSPACE,
                 "%s: workspace has %zu bytes, want %zu (ll_plan_workspace)", lli_pass_names[pass],
                 args->workspace_bytes, workspace_bytes);

@@ -2,32 +2,34 @@
 #ifndef LLI_CORE_DTYPE_H
 #define LLI_CORE_DTYPE_H
 
+#include "core/shared.h"
+
 #include <logitless/logitless.h>
 #include <string.h>
 
-static inline uint32_t lli_bits(float value) {
+LLI_LOCAL inline uint32_t lli_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float lli_float(uint32_t bits) {
+LLI_LOCAL inline float lli_float(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline float lli_bf16_to_f32(uint16_t h) {
+LLI_LOCAL inline float lli_bf16_to_f32(uint16_t h) {
     return lli_float((uint32_t)h << 16);
 }
 
-static inline uint16_t lli_f32_to_bf16(float value) {
+LLI_LOCAL inline uint16_t lli_f32_to_bf16(float value) {
     uint32_t bits = lli_bits(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u); /* quiet NaN */
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-static inline float lli_f16_to_f32(uint16_t h) {
+LLI_LOCAL inline float lli_f16_to_f32(uint16_t h) {
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, magnitude = h & 0x7fffu;
     if (magnitude >= 0x7c00u) return lli_float(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
     if (magnitude < 0x400u) { /* subnormal: magnitude * 2^-24, exact */
@@ -37,7 +39,7 @@ static inline float lli_f16_to_f32(uint16_t h) {
     return lli_float(sign | ((magnitude << 13) + (112u << 23)));
 }
 
-static inline uint16_t lli_f32_to_f16(float value) {
+LLI_LOCAL inline uint16_t lli_f32_to_f16(float value) {
     uint32_t bits = lli_bits(value), sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* >= 65520 rounds to infinity */
@@ -47,14 +49,19 @@ static inline uint16_t lli_f32_to_f16(float value) {
     return (uint16_t)(sign | ((magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
 }
 
+/* ll_dtype_bytes of an element type that is known to be one. */
+LLI_LOCAL inline size_t lli_dtype_bytes(int32_t dtype) {
+    return dtype == LL_DTYPE_I64 ? 8 : dtype == LL_DTYPE_F32 || dtype == LL_DTYPE_I32 ? 4 : 2;
+}
+
 /* Element i of an f32, bf16 or f16 array. */
-static inline float lli_load(const void *data, int32_t dtype, int64_t i) {
+LLI_LOCAL inline float lli_load(const void *data, int32_t dtype, int64_t i) {
     if (dtype == LL_DTYPE_F32) return ((const float *)data)[i];
     uint16_t h = ((const uint16_t *)data)[i];
     return dtype == LL_DTYPE_BF16 ? lli_bf16_to_f32(h) : lli_f16_to_f32(h);
 }
 
-static inline void lli_store(void *data, int32_t dtype, int64_t i, float value) {
+LLI_LOCAL inline void lli_store(void *data, int32_t dtype, int64_t i, float value) {
     if (dtype == LL_DTYPE_F32) {
         ((float *)data)[i] = value;
     } else {
@@ -63,11 +70,11 @@ static inline void lli_store(void *data, int32_t dtype, int64_t i, float value) 
 }
 
 /* Start of row r of a matrix view, element i of a vector of token ids. */
-static inline const char *lli_row(const ll_view *view, int64_t r) {
-    return (const char *)view->data + (size_t)(r * view->row_stride) * ll_dtype_bytes((ll_dtype)view->dtype);
+LLI_LOCAL inline const char *lli_row(const ll_view *view, int64_t r) {
+    return (const char *)view->data + (size_t)(r * view->row_stride) * lli_dtype_bytes(view->dtype);
 }
 
-static inline int64_t lli_id(const ll_view *view, int64_t i) {
+LLI_LOCAL inline int64_t lli_id(const ll_view *view, int64_t i) {
     return view->dtype == LL_DTYPE_I64 ? ((const int64_t *)view->data)[i * view->row_stride]
                                        : (int64_t)((const int32_t *)view->data)[i * view->row_stride];
 }

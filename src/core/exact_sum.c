@@ -1,12 +1,14 @@
 /* The exact accumulator of exact_sum.h and the public sum over it. */
 #include "core/exact_sum.h"
 #include "core/dtype.h"
-#include "core/status.h"
 
 #include <math.h>
+#ifndef __CUDACC__
+#include "core/status.h"
+#endif
 
 /* Leaves every limb but the last in [0, 2^32): the last carries the sign. */
-static void carry(lli_exact *acc) {
+LLI_LOCAL void carry(lli_exact *acc) {
     for (int i = 0; i + 1 < kExactLimbs; i++) {
         int64_t low = acc->limb[i] & 0xffffffff;
         acc->limb[i + 1] += (acc->limb[i] - low) / ((int64_t)1 << 32); /* exact: low bits are gone */
@@ -15,33 +17,49 @@ static void carry(lli_exact *acc) {
     acc->adds = 0;
 }
 
-static void count_add(lli_exact *acc) {
+LLI_LOCAL void count_add(lli_exact *acc) {
     if (++acc->adds == kExactCarryEvery) carry(acc);
 }
 
-void lli_exact_add(lli_exact *acc, int64_t m, int32_t exponent) {
-    int32_t position = exponent + kExactBias, limb = position >> 5, shift = position & 31;
+LLI_SHARED lli_exact_parts lli_exact_split(int64_t m, int32_t exponent) {
+    int32_t position = exponent + kExactBias, shift = position & 31;
     int64_t sign = m < 0 ? -1 : 1;
     uint64_t magnitude = m < 0 ? 0u - (uint64_t)m : (uint64_t)m;
     uint64_t low = (magnitude & 0xffffffffu) << shift, high = (magnitude >> 32) << shift;
     uint64_t middle = (low >> 32) + (high & 0xffffffffu);
-    acc->limb[limb] += sign * (int64_t)(low & 0xffffffffu);
-    acc->limb[limb + 1] += sign * (int64_t)(middle & 0xffffffffu);
-    acc->limb[limb + 2] += sign * (int64_t)((high >> 32) + (middle >> 32));
+    lli_exact_parts parts = {{sign * (int64_t)(low & 0xffffffffu), sign * (int64_t)(middle & 0xffffffffu),
+                              sign * (int64_t)((high >> 32) + (middle >> 32))},
+                             position >> 5,
+                             0};
+    return parts;
+}
+
+LLI_SHARED lli_exact_parts lli_exact_split_f32(float value) {
+    uint32_t bits = lli_bits(value), exponent = (bits >> 23) & 0xffu, mantissa = bits & 0x7fffffu;
+    if (exponent == 0xffu) {
+        lli_exact_parts none = {
+            {0, 0, 0}, 0, mantissa ? LLI_EXACT_NAN : bits >> 31 ? LLI_EXACT_NEG_INF : LLI_EXACT_POS_INF};
+        return none;
+    }
+    int64_t m = exponent ? (int64_t)(mantissa | 0x800000u) : (int64_t)mantissa;
+    return lli_exact_split(bits >> 31 ? -m : m, (int32_t)(exponent ? exponent : 1u) - 150);
+}
+
+LLI_LOCAL void add_parts(lli_exact *acc, lli_exact_parts parts) {
+    for (int i = 0; i < 3; i++) acc->limb[parts.limb + i] += parts.part[i];
+    acc->flags |= parts.flags;
     count_add(acc);
 }
 
-void lli_exact_add_f32(lli_exact *acc, float value) {
-    uint32_t bits = lli_bits(value), exponent = (bits >> 23) & 0xffu, mantissa = bits & 0x7fffffu;
-    if (exponent == 0xffu) {
-        acc->flags |= mantissa ? LLI_EXACT_NAN : bits >> 31 ? LLI_EXACT_NEG_INF : LLI_EXACT_POS_INF;
-        return;
-    }
-    int64_t m = exponent ? (int64_t)(mantissa | 0x800000u) : (int64_t)mantissa;
-    lli_exact_add(acc, bits >> 31 ? -m : m, (int32_t)(exponent ? exponent : 1u) - 150);
+LLI_SHARED void lli_exact_add(lli_exact *acc, int64_t m, int32_t exponent) {
+    add_parts(acc, lli_exact_split(m, exponent));
 }
 
-void lli_exact_merge(lli_exact *acc, const lli_exact *other) {
+LLI_SHARED void lli_exact_add_f32(lli_exact *acc, float value) {
+    add_parts(acc, lli_exact_split_f32(value));
+}
+
+LLI_SHARED void lli_exact_merge(lli_exact *acc, const lli_exact *other) {
     lli_exact addend = *other;
     carry(&addend);
     for (int i = 0; i < kExactLimbs; i++) acc->limb[i] += addend.limb[i];
@@ -49,7 +67,7 @@ void lli_exact_merge(lli_exact *acc, const lli_exact *other) {
     count_add(acc);
 }
 
-double lli_exact_value(const lli_exact *acc) {
+LLI_SHARED double lli_exact_value(const lli_exact *acc) {
     int32_t infinities = acc->flags & (LLI_EXACT_POS_INF | LLI_EXACT_NEG_INF);
     if ((acc->flags & LLI_EXACT_NAN) || infinities == (LLI_EXACT_POS_INF | LLI_EXACT_NEG_INF)) return NAN;
     if (infinities) return infinities == LLI_EXACT_POS_INF ? INFINITY : -INFINITY;
@@ -85,6 +103,7 @@ double lli_exact_value(const lli_exact *acc) {
     return negative ? -value : value;
 }
 
+#ifndef __CUDACC__
 ll_status ll_sum_f32(const float *values, int64_t n, int64_t step, double *sum) {
     LLI_REQUIRE(sum, LL_STATUS_INVALID_ARG, "ll_sum_f32: sum is NULL");
     LLI_REQUIRE(n >= 0 && n <= (int64_t)1 << 40, LL_STATUS_INVALID_ARG,
@@ -96,3 +115,4 @@ ll_status ll_sum_f32(const float *values, int64_t n, int64_t step, double *sum) 
     *sum = lli_exact_value(&acc);
     return LL_STATUS_OK;
 }
+#endif

@@ -10,6 +10,8 @@
 #ifndef LLI_CORE_EXACT_SUM_H
 #define LLI_CORE_EXACT_SUM_H
 
+#include "core/shared.h"
+
 #include <stdint.h>
 
 enum { kExactLimbs = 13, kExactBias = 192, kExactCarryEvery = 1 << 30 };
@@ -22,13 +24,22 @@ typedef struct lli_exact {
     int32_t adds; /* since the last carry */
 } lli_exact;
 
+/* An addend's three parts; they go into limbs [limb, limb + 3). For accumulators that several threads add to. */
+typedef struct lli_exact_parts {
+    int64_t part[3];
+    int32_t limb;
+    int32_t flags; /* of an infinity or NaN, which has no parts */
+} lli_exact_parts;
+LLI_SHARED lli_exact_parts lli_exact_split(int64_t m, int32_t exponent);
+LLI_SHARED lli_exact_parts lli_exact_split_f32(float value);
+
 /* acc += m * 2^exponent, |m| < 2^62, -192 <= exponent <= 128. */
-void lli_exact_add(lli_exact *acc, int64_t m, int32_t exponent);
+LLI_SHARED void lli_exact_add(lli_exact *acc, int64_t m, int32_t exponent);
 /* acc += value; infinities and NaN become flags. */
-void lli_exact_add_f32(lli_exact *acc, float value);
+LLI_SHARED void lli_exact_add_f32(lli_exact *acc, float value);
 /* acc += other. */
-void lli_exact_merge(lli_exact *acc, const lli_exact *other);
+LLI_SHARED void lli_exact_merge(lli_exact *acc, const lli_exact *other);
 /* The value, rounded once to nearest even; NaN or infinite by the flags. */
-double lli_exact_value(const lli_exact *acc);
+LLI_SHARED double lli_exact_value(const lli_exact *acc);
 
 #endif

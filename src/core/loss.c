@@ -7,11 +7,11 @@
 #include <math.h>
 
 /* factor * value, with 0 a mask. */
-static double masked(double factor, double value) {
+LLI_LOCAL double masked(double factor, double value) {
     return factor == 0.0 ? 0.0 : factor * value;
 }
 
-lli_loss_terms lli_loss_prepare(const lli_problem *problem, const lli_call *call) {
+LLI_SHARED lli_loss_terms lli_loss_constants(const lli_problem *problem, const ll_linear_ce_args *args) {
     const ll_loss *loss = &problem->loss;
     double v_total = (double)problem->v_total, mass = loss->label_smoothing;
     if (loss->smoothing_rule == LL_SMOOTHING_OTHERS && mass > 0.0) mass = mass * v_total / (v_total - 1.0);
@@ -20,30 +20,39 @@ lli_loss_terms lli_loss_prepare(const lli_problem *problem, const lli_call *call
         .soft = mass / v_total,
         .z_loss = loss->z_loss,
         .class_total = v_total,
-        .inv_divisor = call->divisor > 0.0 ? 1.0 / call->divisor : 0.0,
+        .inv_divisor = 1.0,
         .reduction = loss->reduction,
         .token_scaling = loss->token_scaling,
-        .args = call->args,
+        .args = args,
     };
-    if (mass > 0.0 && call->args->class_weight) {
+    return terms;
+}
+
+#ifndef __CUDACC__
+lli_loss_terms lli_loss_prepare(const lli_problem *problem, const lli_call *call) {
+    const ll_linear_ce_args *args = call->args;
+    lli_loss_terms terms = lli_loss_constants(problem, args);
+    terms.inv_divisor = call->divisor > 0.0 ? 1.0 / call->divisor : 0.0;
+    if (terms.soft > 0.0 && args->class_weight) {
         lli_exact total = {0};
-        for (int64_t v = 0; v < problem->v_total; v++) lli_exact_add_f32(&total, call->args->class_weight[v]);
+        for (int64_t v = 0; v < problem->v_total; v++) lli_exact_add_f32(&total, args->class_weight[v]);
         terms.class_total = lli_exact_value(&total);
     }
     return terms;
 }
+#endif
 
-static double class_weight(const lli_loss_terms *terms, int64_t y) {
+LLI_LOCAL double class_weight(const lli_loss_terms *terms, int64_t y) {
     return terms->args->class_weight ? (double)terms->args->class_weight[y] : 1.0;
 }
 
 /* s[i] */
-static double token_scale(const lli_loss_terms *terms, const lli_row_result *row, int64_t i) {
+LLI_LOCAL double token_scale(const lli_loss_terms *terms, const lli_row_result *row, int64_t i) {
     double scale = terms->args->token_weight ? (double)terms->args->token_weight[i] : 1.0;
     return terms->token_scaling ? masked(scale, lli_exp(-row->nll)) : scale;
 }
 
-void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y, double *loss,
+LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y, double *loss,
                   double *z_loss) {
     double scale = token_scale(terms, row, i);
     double ce = masked(terms->hard * class_weight(terms, y), row->nll) + masked(terms->soft, row->soft_sum);
@@ -52,7 +61,7 @@ void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_
     *z_loss = masked(scale, z);
 }
 
-lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y) {
+LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y) {
     const ll_linear_ce_args *args = terms->args;
     double up_loss = 0.0, cw = class_weight(terms, y);
     if (args->up_loss) {
@@ -90,7 +99,7 @@ lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result 
     return grad;
 }
 
-float lli_row_dz_wide(const lli_row_grad *grad, float z, float class_weight) {
+LLI_SHARED float lli_row_dz_wide(const lli_row_grad *grad, float z, float class_weight) {
     double d = (double)z - grad->lse, p = lli_exp(d);
     double value = masked(grad->alpha, p);
     if (grad->gamma != 0.0f && p != 0.0) value += grad->gamma * p * (-d - grad->entropy);

@@ -1,5 +1,6 @@
 /* Life of a plan and the entry of every pass: check, then hand over to the chosen kernel. */
 #include "core/agree.h"
+#include "core/backends.h"
 #include "core/pool.h"
 #include "core/problem.h"
 
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char cuda_prefix[] = "linear_ce_cuda"; /* of the names of all CUDA kernels */
 static const char *const backend_names[] = {"auto", "cpu", "ref", "cuda"};
 
 /* First kernel of the table that takes the problem; every refusal before it is kept as a line of text. */
@@ -16,17 +18,23 @@ static ll_status choose_kernel(ll_plan *plan) {
     bool known = false;
     size_t used = 0;
     char why[160];
-    for (const lli_kernel *const *entry = lli_linear_ce_kernels; *entry; entry++) {
-        const lli_kernel *kernel = *entry;
-        if (forced && *forced) {
+    const bool by_name = forced && *forced;
+    /* CUDA's library is opened only for who asks for it: auto never picks a kernel that wants device memory. */
+    const bool cuda = by_name ? strncmp(forced, cuda_prefix, sizeof cuda_prefix - 1) == 0
+                              : plan->problem.backend == LL_BACKEND_CUDA;
+    const lli_kernel *kernel;
+    for (int32_t i = 0; (cuda || lli_linear_ce_kernels[i]) && (kernel = lli_kernel_at(i)); i++) {
+        if (by_name) {
             if (strcmp(forced, kernel->name) != 0) continue;
             known = true;
-        } else if (plan->problem.backend != LL_BACKEND_AUTO &&
-                   plan->problem.backend != (int32_t)kernel->backend) {
+        } else if (plan->problem.backend == LL_BACKEND_AUTO
+                       ? kernel->backend == LL_BACKEND_CUDA
+                       : plan->problem.backend != (int32_t)kernel->backend) {
             continue;
         }
         if (kernel->machine_ok(why, sizeof why) && kernel->accepts(&plan->problem, why, sizeof why)) {
             plan->kernel = kernel;
+            plan->numerics = kernel->numerics;
             return LL_STATUS_OK;
         }
         int length =
@@ -34,7 +42,7 @@ static ll_status choose_kernel(ll_plan *plan) {
         used += (size_t)length;
         if (used >= sizeof plan->refusals) used = sizeof plan->refusals - 1;
     }
-    if (forced && *forced && !known) {
+    if (by_name && !known) {
         return lli_fail(
             LL_STATUS_INVALID_ARG,
             "ll_plan_create: LL_KERNEL is \"%s\", which is no kernel of this build (logitless info lists "
@@ -59,6 +67,7 @@ static ll_status start_threads(ll_plan *plan) {
 static ll_status create_alone(const ll_plan_desc *desc, ll_plan *plan) {
     LLI_TRY(describe_and_choose(desc, plan));
     LLI_TRY(plan->kernel->configure(plan->kernel, &plan->problem, NULL, &plan->config));
+    if (plan->kernel->open) LLI_TRY(plan->kernel->open(plan));
     return start_threads(plan);
 }
 
@@ -108,6 +117,7 @@ ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **result) {
 
 void ll_plan_destroy(ll_plan *plan) {
     if (!plan) return;
+    if (plan->device) plan->kernel->close(plan);
     lli_pool_destroy(plan->pool);
     lli_group_destroy(plan->group);
     free(plan);
@@ -136,7 +146,11 @@ ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
                  plan->group->comm.size, (long long)p->shards->begin, (long long)p->shards->end,
                  plan->group->debug ? ", debug" : "");
     }
-    if (c->one_pass) {
+    if (c->one_pass && c->kept_cols) {
+        snprintf(cuts, sizeof cuts,
+                 "; forward_backward in 3 GEMMs for %lld columns, 4 for the rest, %lld tokens at a time",
+                 (long long)c->kept_cols, (long long)c->one_pass_tokens);
+    } else if (c->one_pass) {
         snprintf(cuts, sizeof cuts, "; forward_backward in 3 GEMMs, %lld tokens at a time",
                  (long long)c->one_pass_tokens);
     } else if (c->grad_tokens) {
@@ -152,7 +166,7 @@ ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
              ll_dtype_name((ll_dtype)p->bias_dtype), (double)loss->temperature, (double)loss->softcap,
              (double)loss->label_smoothing, loss->smoothing_rule == LL_SMOOTHING_OTHERS ? "(others)" : "",
              (double)loss->z_loss, (long long)loss->ignore_index, reductions[loss->reduction],
-             loss->token_scaling ? ":token_scaling" : "", shard, plan->kernel->name, plan->kernel->numerics,
+             loss->token_scaling ? ":token_scaling" : "", shard, plan->kernel->name, plan->numerics,
              ll_plan_threads(plan), cuts, plan->workspace_bytes[0], plan->workspace_bytes[1],
              plan->workspace_bytes[2], *plan->refusals ? "refused:\n" : "", plan->refusals);
     return LL_STATUS_OK;
@@ -162,7 +176,7 @@ const char *ll_plan_kernel(const ll_plan *plan) {
     return plan ? plan->kernel->name : NULL;
 }
 const char *ll_plan_numerics(const ll_plan *plan) {
-    return plan ? plan->kernel->numerics : NULL;
+    return plan ? plan->numerics : NULL;
 }
 int32_t ll_plan_threads(const ll_plan *plan) {
     return !plan ? 0 : plan->kernel->backend == LL_BACKEND_CPU ? plan->problem.n_threads : 1;
@@ -171,12 +185,12 @@ int32_t ll_plan_threads(const ll_plan *plan) {
 ll_status ll_kernel_get(int32_t index, ll_kernel_info *info) {
     LLI_REQUIRE(info, LL_STATUS_INVALID_ARG, "ll_kernel_get: info is NULL");
     int32_t count = 0;
-    while (lli_linear_ce_kernels[count]) count++;
+    while (lli_kernel_at(count)) count++;
     LLI_REQUIRE(index >= 0 && index < count, LL_STATUS_INVALID_ARG,
                 "ll_kernel_get: index is %d, want 0 .. %d", index, count - 1);
-    const lli_kernel *kernel = lli_linear_ce_kernels[index];
+    const lli_kernel *kernel = lli_kernel_at(index);
     *info = (ll_kernel_info){
-        .name = kernel->name, .backend = backend_names[kernel->backend], .numerics = kernel->numerics};
+        .name = kernel->name, .backend = backend_names[kernel->backend], .numerics = kernel->numerics ? kernel->numerics : kernel->numerics_here()};
     if (kernel->machine_ok(info->why_not, sizeof info->why_not)) info->why_not[0] = 0;
     return LL_STATUS_OK;
 }
@@ -186,10 +200,14 @@ static ll_status check(const ll_plan *plan, const ll_linear_ce_args *args, ll_st
                        ll_linear_ce_args *whole, lli_call *call) {
     const ll_pass pass = call->pass;
     LLI_REQUIRE(args, LL_STATUS_INVALID_ARG, "%s: args is NULL", lli_pass_names[pass]);
-    LLI_REQUIRE(!stream, LL_STATUS_INVALID_ARG, "%s: stream is set, want NULL on a CPU",
+    const bool cpu = plan->kernel->backend != LL_BACKEND_CUDA;
+    LLI_REQUIRE(!stream || !cpu, LL_STATUS_INVALID_ARG, "%s: stream is set, want NULL on a CPU",
                 lli_pass_names[pass]);
     LLI_TRY(lli_struct_copy(whole, sizeof *whole, args, sizeof(size_t), lli_pass_names[pass]));
-    return lli_call_check(&plan->problem, pass, whole, plan->workspace_bytes[pass], call);
+    LLI_TRY(lli_call_check(&plan->problem, pass, whole, plan->workspace_bytes[pass], call));
+    call->stream = stream;
+    /* What lies in device memory is looked at by the device. */
+    return cpu ? lli_call_check_contents(&plan->problem, call) : LL_STATUS_OK;
 }
 
 static ll_status run_alone(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream,

@@ -2,21 +2,9 @@
 #ifndef LLI_CORE_PLAN_H
 #define LLI_CORE_PLAN_H
 
+#include "core/checked.h"
 #include "core/group.h"
 #include "core/workspace.h"
-
-/* The description after every check, defaults filled in. Gradient dtypes are never NONE. */
-typedef struct lli_problem {
-    int64_t n_tokens_max, n_hidden;
-    int64_t v_begin, v_local, v_total;
-    int32_t x_dtype, w_dtype, bias_dtype; /* bias_dtype NONE: no bias */
-    int32_t grad_x_dtype, grad_w_dtype, grad_bias_dtype;
-    int32_t frozen, backend, n_threads;
-    size_t budget_bytes; /* 0: the default, a wish and not a bound */
-    ll_loss loss;
-    bool in_group;            /* with a communicator, be it of one rank */
-    const lli_shards *shards; /* of the group, once the ranks have met; NULL without */
-} lli_problem;
 
 /* How a kernel cuts its work; chosen once, in plan_create. Zero where a kernel has no such cut. */
 typedef struct lli_config {
@@ -25,17 +13,9 @@ typedef struct lli_config {
     int64_t one_pass_tokens; /* its chunk */
     int64_t grad_tokens, grad_cols; /* tokens and columns at a time where logits are recomputed */
     int32_t columns_outside;        /* recomputing: columns outside, chunks of tokens inside */
+    int64_t forward_cols;           /* columns at a time beside forward_tokens */
+    int64_t kept_cols;              /* of one_pass: columns whose logits are kept, if not all are */
 } lli_config;
-
-/* One checked call: shapes, dtypes, strides and targets fit the problem. */
-typedef struct lli_call {
-    const ll_linear_ce_args *args; /* complete: a shorter struct of the caller was extended by zeros */
-    ll_pass pass;
-    int64_t n_tokens, n_valid;
-    double divisor; /* of the loss: the caller's, the sum of class weights of valid targets, or 1 */
-    double weight;  /* sum of class weights of valid targets */
-    bool want_entropy, want_argmax; /* on this rank, or on any rank of the group */
-} lli_call;
 
 typedef struct lli_kernel lli_kernel;
 struct lli_kernel {
@@ -52,9 +32,15 @@ struct lli_kernel {
                         ll_pass pass);
     ll_status (*run)(const ll_plan *plan, const lli_call *call);
     const void *isa; /* what kernels of one driver differ in; the backend's own */
+    /* Of a backend that keeps something in its plans (a device, handles); NULL otherwise. `open` runs after
+     * configure and sets plan->device, and plan->numerics where that depends on the machine. */
+    ll_status (*open)(ll_plan *plan);
+    void (*close)(ll_plan *plan);
+    const char *(*numerics_here)(void); /* of this machine, where `numerics` is NULL */
 };
 
-/* Best first, the reference last, NULL at the end (src/core/kernels.c). */
+/* Kernels of this library, best first, the reference last, NULL at the end (src/core/kernels.c); backends.h
+ * has those of other libraries. */
 extern const lli_kernel *const lli_linear_ce_kernels[];
 
 struct lli_pool;
@@ -63,6 +49,8 @@ struct ll_plan {
     lli_problem problem;
     lli_config config;
     const lli_kernel *kernel;
+    const char *numerics;
+    void *device;              /* the kernel's own, from open to close */
     size_t workspace_bytes[3]; /* by ll_pass */
     struct lli_pool *pool;     /* CPU threads */
     lli_group *group;          /* NULL: no communicator */

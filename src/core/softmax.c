@@ -9,43 +9,51 @@
  * negated for negative logits. Finite floats end below 2^31 - 1, so LLI_TOP_NAN stays apart. */
 enum { kTopWide = 1 << 30 };
 
-static int32_t wide_top(float z) {
+LLI_LOCAL int32_t wide_top(float z) {
     int32_t offset = (int32_t)(lli_bits(fabsf(z)) - lli_bits(LLI_Z_DOUBLE));
     return z > 0.0f ? kTopWide + offset : -kTopWide - 1 - offset;
 }
 
-static double wide_logit(int32_t top) {
+LLI_LOCAL double wide_logit(int32_t top) {
     int32_t offset = top > 0 ? top - kTopWide : -kTopWide - 1 - top;
     double z = (double)lli_float(lli_bits(LLI_Z_DOUBLE) + (uint32_t)offset);
     return top > 0 ? z : -z;
 }
 
-static int is_wide(int32_t top) {
+LLI_LOCAL int is_wide(int32_t top) {
     return top >= kTopWide || top < -kTopWide;
 }
 
-void lli_softmax_merge(lli_softmax *row, const lli_softmax *other) {
-    if (other->top == LLI_TOP_EMPTY) return;
+/* Hangs the window one limb higher; the lowest falls out. Indices are constants: see shared.h. */
+LLI_LOCAL void hang_higher(lli_softmax *row) {
+    row->s[0] = row->s[1];
+    row->u[0] = row->u[1] + 32 * row->s[0];
+    row->s[1] = row->s[2];
+    row->u[1] = row->u[2] + 32 * row->s[1];
+    row->s[2] = 0;
+    row->u[2] = 0;
+}
+
+LLI_SHARED void lli_softmax_merge(lli_softmax *row, const lli_softmax *other) {
+    if (other->top == LLI_TOP_EMPTY || row->top == LLI_TOP_NAN) return;
     if (row->top == LLI_TOP_EMPTY || other->top == LLI_TOP_NAN) {
         *row = *other;
         return;
     }
-    int64_t rise = (int64_t)other->top - row->top;
-    if (rise > 0) { /* hang the window higher; low limbs fall out */
-        for (int64_t i = 0; i < 3; i++) {
-            row->s[i] = i + rise < 3 ? row->s[i + rise] : 0;
-            row->u[i] = i + rise < 3 ? row->u[i + rise] + 32 * rise * row->s[i] : 0;
-        }
-        row->top = other->top;
-    }
-    int64_t fall = rise < 0 ? -rise : 0;
-    for (int64_t i = fall; i < 3; i++) {
-        row->s[i - fall] += other->s[i];
-        row->u[i - fall] += other->u[i] + 32 * fall * other->s[i];
-    }
+    const int64_t rise = (int64_t)other->top - row->top;
+    lli_softmax addend = *other;
+    if (rise > 0) row->top = other->top;
+    for (int64_t n = rise < 3 ? rise : 3; n > 0; n--) hang_higher(row);
+    for (int64_t n = -rise < 3 ? -rise : 3; n > 0; n--) hang_higher(&addend);
+    row->s[0] += addend.s[0];
+    row->s[1] += addend.s[1];
+    row->s[2] += addend.s[2];
+    row->u[0] += addend.u[0];
+    row->u[1] += addend.u[1];
+    row->u[2] += addend.u[2];
 }
 
-void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
+LLI_SHARED void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
     int32_t shift = k & 31, top = (k - shift) / 32;
     u += (32 - shift) * s; /* now relative to 32 (top + 1) */
     lli_softmax tile = {
@@ -58,7 +66,7 @@ void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
 
 /* 2^30 p and 2^30 p (-d) of one logit, rounded to nearest even; the float formula. The kernels' vector
  * code does the same operations in the same order. */
-static void grid_float(float z, float k, int64_t *s, int64_t *u) {
+LLI_LOCAL void grid_float(float z, float k, int64_t *s, int64_t *u) {
     float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -k));
     d = d > -64.0f ? d : -64.0f;
     float n = rintf(d), f = d - n;
@@ -73,7 +81,7 @@ static void grid_float(float z, float k, int64_t *s, int64_t *u) {
     *u += (int64_t)rintf(p * -d);
 }
 
-static void grid_double(float z, double k, int64_t *s, int64_t *u) {
+LLI_LOCAL void grid_double(float z, double k, int64_t *s, int64_t *u) {
     double d = (double)z * LLI_LOG2E - k;
     if (!(d > -64.0)) return;
     double p = lli_exp(d * LLI_LN2) * 0x1p30;
@@ -81,7 +89,7 @@ static void grid_double(float z, double k, int64_t *s, int64_t *u) {
     *u += (int64_t)rint(p * -d);
 }
 
-void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_t *u) {
+LLI_SHARED void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_t *u) {
     *s = *u = 0;
     if (!(fabsf(zmax) < INFINITY)) return;
     if (fabsf(zmax) < LLI_Z_FLOAT) {
@@ -95,7 +103,7 @@ void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_
     }
 }
 
-void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u) {
+LLI_SHARED void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u) {
     if (zmax == -INFINITY) return;
     if (!(zmax < INFINITY)) {
         row->top = LLI_TOP_NAN;
@@ -109,36 +117,36 @@ void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u) {
     }
 }
 
-void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax) {
+LLI_SHARED void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax) {
     int64_t s, u;
     lli_softmax_tile_sums(z, n, zmax, &s, &u);
     lli_softmax_tile_add(row, zmax, s, u);
 }
 
-int32_t lli_softmax_key(float z) {
+LLI_SHARED int32_t lli_softmax_key(float z) {
     if (z != z) return INT32_MAX;
     const uint32_t bits = lli_bits(z == 0.0f ? 0.0f : z);
     return bits >> 31 ? (int32_t) ~(bits ^ 0x80000000u) : (int32_t)bits;
 }
 
-float lli_softmax_key_value(int32_t key) {
+LLI_SHARED float lli_softmax_key_value(int32_t key) {
     if (key == INT32_MAX) return NAN;
     return lli_float(key < 0 ? ~(uint32_t)key ^ 0x80000000u : (uint32_t)key);
 }
 
-void lli_softmax_raise(lli_softmax *row, int32_t top) {
+LLI_SHARED void lli_softmax_raise(lli_softmax *row, int32_t top) {
     lli_softmax raised = {.top = top};
     if (top != LLI_TOP_EMPTY && top != LLI_TOP_NAN) lli_softmax_merge(&raised, row);
     *row = raised;
 }
 
 /* x[0] + 2^32 x[1] + 2^64 x[2], non-negative, rounded once. */
-static double limbs(const int64_t x[3]) {
+LLI_LOCAL double limbs(const int64_t x[3]) {
     __extension__ typedef unsigned __int128 u128;
     return (double)(((u128)(uint64_t)x[2] << 64) + ((u128)(uint64_t)x[1] << 32) + (u128)(uint64_t)x[0]);
 }
 
-double lli_softmax_lse(const lli_softmax *row) {
+LLI_SHARED double lli_softmax_lse(const lli_softmax *row) {
     if (row->top == LLI_TOP_EMPTY) return -INFINITY;
     if (row->top == LLI_TOP_NAN) return NAN;
     if (is_wide(row->top)) return wide_logit(row->top) + lli_log((double)row->s[2]);
@@ -146,7 +154,7 @@ double lli_softmax_lse(const lli_softmax *row) {
     return exponent * LLI_LN2 + lli_log(limbs(row->s));
 }
 
-double lli_softmax_entropy(const lli_softmax *row) {
+LLI_SHARED double lli_softmax_entropy(const lli_softmax *row) {
     if (row->top == LLI_TOP_EMPTY || row->top == LLI_TOP_NAN) return NAN;
     if (is_wide(row->top)) return lli_log((double)row->s[2]);
     /* H / ln 2 = log2 sum - mean(z log2 e), and the mean is 32 (top + 1) - U / S: the offset cancels. */

@@ -25,6 +25,8 @@
 #ifndef LLI_CORE_SOFTMAX_H
 #define LLI_CORE_SOFTMAX_H
 
+#include "core/shared.h"
+
 #include <math.h>
 #include <stdint.h>
 
@@ -44,7 +46,7 @@ enum { kTileCols = 64, kGridBits = 30 };
 #define LLI_EXP2_C5 0x1.446c82p-13f
 
 /* The anchor k of a tile, |zmax| < LLI_Z_FLOAT: an integer below 2^23 in magnitude. */
-static inline float lli_softmax_anchor(float zmax) {
+LLI_LOCAL inline float lli_softmax_anchor(float zmax) {
     float k = ceilf(zmax * LLI_LOG2E_HI);
     return fmaf(zmax, LLI_LOG2E_LO, fmaf(zmax, LLI_LOG2E_HI, -k)) > 0.0f ? k + 1.0f : k;
 }
@@ -57,35 +59,35 @@ typedef struct lli_softmax {
     int32_t reserved;
 } lli_softmax;
 
-static inline void lli_softmax_clear(lli_softmax *row) {
+LLI_LOCAL inline void lli_softmax_clear(lli_softmax *row) {
     *row = (lli_softmax){.top = LLI_TOP_EMPTY};
 }
 
 /* row += a tile of the float formula. */
-void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u);
+LLI_SHARED void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u);
 /* row += other. */
-void lli_softmax_merge(lli_softmax *row, const lli_softmax *other);
+LLI_SHARED void lli_softmax_merge(lli_softmax *row, const lli_softmax *other);
 /* row += the tile z[0..n), n <= 64, of any range (-inf, +inf and NaN too); zmax is its maximum, NaN if
  * a logit is. The definition in scalar code; kernels call it for |zmax| >= LLI_Z_FLOAT. */
-void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax);
+LLI_SHARED void lli_softmax_tile(lli_softmax *row, const float *z, int n, float zmax);
 
 /* The same in two steps, for a tile whose columns lie on several ranks: each sums its own columns against
  * the maximum of them all (0 where that is not finite), the integers are added over ranks, and the tile is
  * added once. */
-void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_t *u);
-void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u);
+LLI_SHARED void lli_softmax_tile_sums(const float *z, int n, float zmax, int64_t *s, int64_t *u);
+LLI_SHARED void lli_softmax_tile_add(lli_softmax *row, float zmax, int64_t s, int64_t u);
 
 /* Integers in the order of floats, so that a maximum over ranks is one of int32: -0 counts as 0, NaN is the
  * largest. lli_softmax_key_none is below every key. */
 enum { lli_softmax_key_none = INT32_MIN };
-int32_t lli_softmax_key(float z);
-float lli_softmax_key_value(int32_t key);
+LLI_SHARED int32_t lli_softmax_key(float z);
+LLI_SHARED float lli_softmax_key_value(int32_t key);
 
 /* Hangs the window at `top`, at or above row->top: the limbs are then those of the group's sum. */
-void lli_softmax_raise(lli_softmax *row, int32_t top);
+LLI_SHARED void lli_softmax_raise(lli_softmax *row, int32_t top);
 
 /* ln sum exp z (-inf when empty) and the entropy in nats (>= 0); NaN for a NaN row. */
-double lli_softmax_lse(const lli_softmax *row);
-double lli_softmax_entropy(const lli_softmax *row);
+LLI_SHARED double lli_softmax_lse(const lli_softmax *row);
+LLI_SHARED double lli_softmax_entropy(const lli_softmax *row);
 
 #endif

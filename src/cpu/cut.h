@@ -12,6 +12,7 @@
 #ifndef LLI_CPU_CUT_H
 #define LLI_CPU_CUT_H
 
+#include "core/plan.h"
 #include "cpu/micro.h"
 
 enum {

@@ -153,16 +153,15 @@ static size_t workspace(const lli_kernel *kernel, const lli_problem *problem, co
     return lli_cut_workspace(problem, config, kernel->isa, pass);
 }
 
-const lli_kernel lli_linear_ce_cpu_plain = {
-    "linear_ce_cpu_plain", numerics, LL_BACKEND_CPU, lli_cpu_has_plain, accepts, configure, workspace, run,
-    &lli_micro_plain};
+#define RECORD(isa_name)                                                                                     \
+    .numerics = numerics, .backend = LL_BACKEND_CPU, .machine_ok = lli_cpu_has_##isa_name,                   \
+    .accepts = accepts, .configure = configure, .workspace = workspace, .run = run,                          \
+    .isa = &lli_micro_##isa_name
+
+const lli_kernel lli_linear_ce_cpu_plain = {.name = "linear_ce_cpu_plain", RECORD(plain)};
 #ifdef LLI_HAVE_AVX2
-const lli_kernel lli_linear_ce_cpu_avx2 = {
-    "linear_ce_cpu_avx2", numerics, LL_BACKEND_CPU, lli_cpu_has_avx2, accepts, configure, workspace, run,
-    &lli_micro_avx2};
+const lli_kernel lli_linear_ce_cpu_avx2 = {.name = "linear_ce_cpu_avx2", RECORD(avx2)};
 #endif
 #ifdef LLI_HAVE_AVX512
-const lli_kernel lli_linear_ce_cpu_avx512 = {
-    "linear_ce_cpu_avx512", numerics, LL_BACKEND_CPU, lli_cpu_has_avx512, accepts, configure, workspace, run,
-    &lli_micro_avx512};
+const lli_kernel lli_linear_ce_cpu_avx512 = {.name = "linear_ce_cpu_avx512", RECORD(avx512)};
 #endif

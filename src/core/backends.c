@@ -1,0 +1,128 @@
+/* Opening liblogitless_cuda (backends.h). */
+#define _GNU_SOURCE /* dladdr, secure_getenv */
+#include "core/backends.h"
+#include "core/problem.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char library_file[] = "liblogitless_cuda.so.0";
+static const char library_entry[] = "lli_cuda_backend";
+static const char kernel_name[] = "linear_ce_cuda";
+
+static const lli_host host = {
+    .struct_bytes = sizeof(lli_host),
+    .problem_bytes = sizeof(lli_problem),
+    .call_bytes = sizeof(lli_call),
+    .plan_bytes = sizeof(ll_plan),
+    .kernel_bytes = sizeof(lli_kernel),
+    .config_bytes = sizeof(lli_config),
+    .args_bytes = sizeof(ll_linear_ce_args),
+    .fail = lli_fail,
+    .pass_names = lli_pass_names,
+};
+
+/* Cuts the file's name off; false where the path has no folder. */
+static bool keep_folder(char *path) {
+    char *slash = strrchr(path, '/');
+    if (slash) *slash = 0;
+    return slash && slash != path;
+}
+
+static bool folder_of_setting(char folder[PATH_MAX]) {
+    const char *path = secure_getenv("LL_CUDA_PATH");
+    if (!path || !*path || strlen(path) >= PATH_MAX) return false;
+    strcpy(folder, path);
+    return true;
+}
+
+static bool folder_of_library(char folder[PATH_MAX]) {
+    Dl_info info;
+    if (!dladdr((void *)(uintptr_t)lli_cuda_library, &info)) return false;
+    if (!info.dli_fname || strlen(info.dli_fname) >= PATH_MAX) return false;
+    strcpy(folder, info.dli_fname);
+    return keep_folder(folder);
+}
+
+static bool folder_of_program(char folder[PATH_MAX]) {
+    const ssize_t length = readlink("/proc/self/exe", folder, PATH_MAX - 1);
+    if (length <= 0) return false;
+    folder[length] = 0;
+    return keep_folder(folder);
+}
+
+/* NULL: dlerror knows why. *present: there is such a file in a folder, but it does not load. */
+static void *open_library(bool *present) {
+    bool (*const folders[])(char *) = {folder_of_setting, folder_of_library, folder_of_program};
+    char folder[PATH_MAX], path[PATH_MAX + 64];
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        if (!folders[i](folder)) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, library_file);
+        *present = access(path, F_OK) == 0;
+        if (*present) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    }
+    return dlopen(library_file, RTLD_NOW | RTLD_LOCAL);
+}
+
+static const lli_backend_library *load(char *why, size_t why_bytes) {
+    bool present = false;
+    void *handle = open_library(&present);
+    if (!handle) {
+        const char *reason = dlerror();
+        if (present) {
+            snprintf(why, why_bytes, "%s does not load: %s", library_file, reason);
+        } else {
+            snprintf(why, why_bytes, "no %s in LL_CUDA_PATH, beside the library or in the system's folders",
+                     library_file);
+        }
+        return NULL;
+    }
+    void *symbol = dlsym(handle, library_entry);
+    lli_backend_entry *entry;
+    memcpy(&entry, &symbol, sizeof entry);
+    lli_host filled = host;
+    filled.version = ll_version();
+    const lli_backend_library *library = NULL;
+    if (entry) {
+        library = entry(&filled, why, why_bytes);
+    } else {
+        snprintf(why, why_bytes, "%s has no function %s", library_file, library_entry);
+    }
+    if (!library) dlclose(handle);
+    return library; /* it stays loaded: plans point into it, and CUDA leaves threads behind */
+}
+
+const lli_backend_library *lli_cuda_library(char *why, size_t why_bytes) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static const lli_backend_library *loaded;
+    pthread_mutex_lock(&lock);
+    if (!loaded) loaded = load(why, why_bytes);
+    const lli_backend_library *library = loaded;
+    pthread_mutex_unlock(&lock);
+    return library;
+}
+
+static bool missing_machine_ok(char *why, size_t why_bytes) {
+    return lli_cuda_library(why, why_bytes) != NULL;
+}
+
+static const lli_kernel missing = {
+    .name = kernel_name, .numerics = "none", .backend = LL_BACKEND_CUDA, .machine_ok = missing_machine_ok};
+
+const lli_kernel *lli_kernel_at(int32_t index) {
+    int32_t built_in = 0;
+    char why[160];
+    while (lli_linear_ce_kernels[built_in]) built_in++;
+    if (index < built_in) return lli_linear_ce_kernels[index];
+    const lli_backend_library *library = lli_cuda_library(why, sizeof why);
+    if (!library) return index == built_in ? &missing : NULL;
+    for (int32_t i = 0; library->kernels[i]; i++) {
+        if (i == index - built_in) return library->kernels[i];
+    }
+    return NULL;
+}

@@ -1,0 +1,195 @@
+/* Chunk sizes within the budget, and the carving of the workspace (cut.h). */
+#include "cuda/cut.h"
+#include "core/dtype.h"
+
+enum {
+    kDefaultBudgetMib = 512,
+    kForwardTokens = 4096,
+    kOnePassTokens = 1024, /* grad_w is read and written once a chunk: below this that costs more than the product */
+    kRecomputeTokens = 4096,
+    kLeastTokens = 128,
+    kTileTokens = 128, /* of cuBLASLt's tiles, and the tiles that fill an H200 twice */
+    kTileColumns = 256,
+    kTiles = 264,
+    kPackMib = 8,
+    kScratchMib = 16,
+    kRowSlots = 6400 /* rows x parts that keep all multiprocessors busy with statistics */
+};
+
+static const int64_t kMib = 1 << 20;
+
+int64_t lli_cuda_forward_cols(const lli_cuda_cut *cut, int64_t n_rows) {
+    const int64_t tile_rows = (lli_max(1, n_rows) + kTileTokens - 1) / kTileTokens;
+    int64_t cols = lli_max(1, kTiles / tile_rows) * kTileColumns;
+    if (cut->forward_elems) cols = lli_min(cols, cut->forward_elems / lli_max(1, n_rows) / kTileCols * kTileCols);
+    return lli_max(kTileCols, lli_min(cols, cut->v_cols));
+}
+
+int32_t lli_cuda_parts(const lli_cuda_cut *cut, int64_t n_rows, int64_t n_cols) {
+    const int64_t stages = (n_cols + 1023) / 1024; /* 1024 columns are a step of stats.cu */
+    int64_t parts = lli_min(kParts, cut->row_slots / lli_max(1, n_rows));
+    parts = lli_max(1, lli_min(parts, stages));
+    return (int32_t)((stages + (stages + parts - 1) / parts - 1) / ((stages + parts - 1) / parts));
+}
+
+static bool any_gradient(const lli_problem *p) {
+    return !(p->frozen & LL_FROZEN_X) || !(p->frozen & LL_FROZEN_W) ||
+           (p->bias_dtype != LL_DTYPE_NONE && !(p->frozen & LL_FROZEN_BIAS));
+}
+
+lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, ll_pass pass) {
+    const int64_t element_bytes = (int64_t)lli_dtype_bytes(p->x_dtype);
+    const int64_t v = lli_max(0, lli_min(p->v_local, p->v_total));
+    lli_cuda_cut cut = {
+        .d = p->n_hidden,
+        .d_padded = lli_round_up(p->n_hidden, 16 / element_bytes),
+        .element_bytes = element_bytes,
+        .v = v,
+        .v_cols = lli_round_up(v, kTileCols),
+        .n_tokens_max = p->n_tokens_max,
+        .gradient = pass != LL_PASS_FORWARD && any_gradient(p),
+        .has_bias = p->bias_dtype != LL_DTYPE_NONE,
+        .smoothing = p->loss.label_smoothing > 0.0f,
+        .scaled = p->x_dtype == LL_DTYPE_F16,
+    };
+    cut.one_pass = cut.gradient && pass == LL_PASS_FORWARD_BACKWARD && config->one_pass;
+    if (pass != LL_PASS_BACKWARD && !cut.one_pass) {
+        cut.forward_tokens = config->forward_tokens;
+        cut.forward_elems = config->forward_tokens * config->forward_cols;
+    }
+    if (cut.gradient) {
+        cut.want_x = !(p->frozen & LL_FROZEN_X);
+        cut.want_w = !(p->frozen & LL_FROZEN_W);
+        cut.want_bias = cut.has_bias && !(p->frozen & LL_FROZEN_BIAS);
+        cut.grad_tokens = cut.one_pass ? config->one_pass_tokens : config->grad_tokens;
+        cut.sum_cols = lli_min(kSumCols, cut.v_cols);
+        cut.kept_cols = !cut.one_pass ? 0 : config->kept_cols ? config->kept_cols : cut.v_cols;
+        const bool chunks = cut.n_tokens_max > cut.grad_tokens;
+        cut.columns_outside = !cut.one_pass && config->columns_outside;
+        cut.keep_acc_w = cut.want_w && cut.columns_outside && chunks && p->grad_w_dtype != LL_DTYPE_F32;
+        cut.acc_tokens = !cut.want_x ? 0 : cut.columns_outside ? cut.n_tokens_max : cut.grad_tokens;
+    }
+    const int64_t chunk = lli_max(cut.forward_tokens, cut.grad_tokens);
+    cut.row_slots = pass == LL_PASS_BACKWARD ? 0 : lli_max(chunk, lli_min(kRowSlots, chunk * kParts));
+    const int64_t row_bytes = cut.d_padded * element_bytes;
+    cut.x_pack_rows = lli_min(lli_round_up(chunk, 64), lli_max(64, kPackMib * kMib / row_bytes));
+    const int64_t all_w = lli_max(cut.sum_cols, lli_min(cut.v_cols, kSumCols)) * cut.d_padded * 4;
+    const int64_t wish = lli_min(all_w, (cut.gradient ? kScratchMib : kPackMib) * kMib);
+    const int64_t least = lli_max(kTileCols * cut.d_padded * 4, cut.gradient ? cut.sum_cols * 8 * element_bytes : 0);
+    cut.scratch_bytes = (size_t)lli_max(wish, least);
+    return cut;
+}
+
+size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *pieces) {
+    lli_arena arena = {.base = base};
+    const int64_t chunk = lli_max(cut->forward_tokens, cut->grad_tokens);
+    const int64_t padded = lli_round_up(cut->grad_tokens, 64);
+    const int64_t block = lli_max(cut->forward_elems, cut->kept_cols >= cut->v_cols && cut->gradient
+                                                          ? 0
+                                                          : cut->grad_tokens * cut->sum_cols);
+    const int64_t groups = (cut->grad_tokens + kBiasRows - 1) / kBiasRows;
+    const size_t e = (size_t)cut->element_bytes;
+    *pieces = (lli_cuda_pieces){
+        .totals = lli_take(&arena, 1, sizeof(lli_cuda_totals)),
+        .bias = cut->has_bias ? lli_take(&arena, cut->v_cols, sizeof(float)) : NULL,
+        .rows = lli_take(&arena, cut->row_slots, sizeof(lli_cuda_row)),
+        .soft = cut->smoothing && cut->row_slots ? lli_take(&arena, chunk, sizeof(lli_exact)) : NULL,
+        .grads = cut->gradient ? lli_take(&arena, cut->n_tokens_max, sizeof(lli_cuda_grad)) : NULL,
+        .logits = lli_take(&arena, block, sizeof(float)),
+        .kept = lli_take(&arena, cut->grad_tokens * cut->kept_cols, sizeof(float)),
+        .dz = cut->gradient ? lli_take(&arena, padded * cut->sum_cols, e) : NULL,
+        .x_copy = cut->want_w ? lli_take(&arena, padded * cut->d_padded, e) : NULL,
+        .acc_x = cut->want_x ? lli_take(&arena, cut->acc_tokens * cut->d_padded, sizeof(float)) : NULL,
+        .acc_w = cut->keep_acc_w ? lli_take(&arena, cut->sum_cols * cut->d_padded, sizeof(float)) : NULL,
+        .acc_bias = cut->want_bias ? lli_take(&arena, cut->v_cols, sizeof(float)) : NULL,
+        .bias_parts = cut->want_bias ? lli_take(&arena, groups * kSumCols, sizeof(float)) : NULL,
+        .x_pack = lli_take(&arena, cut->x_pack_rows * cut->d_padded, e),
+        .scratch = lli_take(&arena, (int64_t)cut->scratch_bytes, 1),
+    };
+    return arena.used;
+}
+
+size_t lli_cuda_workspace(const lli_kernel *kernel, const lli_problem *problem, const lli_config *config,
+                          ll_pass pass) {
+    (void)kernel;
+    lli_cuda_pieces pieces;
+    const lli_cuda_cut cut = lli_cuda_cut_make(problem, config, pass);
+    return lli_cuda_cut_carve(&cut, NULL, &pieces);
+}
+
+static size_t bytes_of(const lli_problem *problem, const lli_config *config, ll_pass pass) {
+    return lli_cuda_workspace(NULL, problem, config, pass);
+}
+
+static int64_t smaller(int64_t n) {
+    return lli_max(kLeastTokens, n / 2 / kLeastTokens * kLeastTokens);
+}
+
+/* As many columns as the budget keeps: all, or whole blocks. 0: not worth it. */
+static int64_t fit_kept(const lli_problem *problem, const lli_config *one, size_t budget, int64_t v_cols) {
+    lli_config c = *one;
+    c.kept_cols = 0;
+    if (bytes_of(problem, &c, LL_PASS_FORWARD_BACKWARD) <= budget) return v_cols;
+    for (c.kept_cols = v_cols / kSumCols * kSumCols; c.kept_cols >= v_cols / 4 && c.kept_cols > 0;
+         c.kept_cols -= kSumCols) {
+        if (bytes_of(problem, &c, LL_PASS_FORWARD_BACKWARD) <= budget) return c.kept_cols;
+    }
+    return 0;
+}
+
+/* 3 GEMMs (and a part of a fourth) where grad_w can be added to chunk by chunk in f32, or one chunk is all. */
+static void try_one_pass(const lli_problem *problem, size_t budget, int64_t v_cols, lli_config *config) {
+    const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
+    lli_config one = *config;
+    one.one_pass = 1;
+    one.one_pass_tokens = narrow ? problem->n_tokens_max : lli_min(problem->n_tokens_max, kOnePassTokens);
+    if (one.one_pass_tokens < 1) one.one_pass_tokens = 1;
+    if (one.one_pass_tokens > kRecomputeTokens) return;
+    const int64_t kept = fit_kept(problem, &one, budget, v_cols);
+    if (!kept) return;
+    one.kept_cols = kept < v_cols ? kept : 0;
+    *config = one;
+}
+
+ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
+                             lli_config *config) {
+    (void)kernel;
+    (void)agreed;
+    const size_t budget =
+        problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
+    const int64_t n = lli_max(1, problem->n_tokens_max);
+    const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
+    lli_config c = {.forward_tokens = lli_min(n, kForwardTokens), .grad_tokens = lli_min(n, kRecomputeTokens)};
+    const lli_config none = {0};
+    lli_cuda_cut cut = lli_cuda_cut_make(problem, &none, LL_PASS_FORWARD);
+    c.forward_cols = lli_cuda_forward_cols(&cut, c.forward_tokens);
+    while (bytes_of(problem, &c, LL_PASS_FORWARD) > budget) {
+        if (c.forward_cols > kTileColumns) {
+            c.forward_cols = lli_max(kTileColumns, c.forward_cols / 2 / kTileCols * kTileCols);
+        } else if (c.forward_tokens > kLeastTokens) {
+            c.forward_tokens = smaller(c.forward_tokens);
+        } else {
+            break;
+        }
+    }
+    c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
+    size_t most = bytes_of(problem, &c, LL_PASS_FORWARD);
+    for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
+        while (bytes_of(problem, &c, (ll_pass)pass) > budget && c.grad_tokens > kLeastTokens) {
+            c.grad_tokens = smaller(c.grad_tokens);
+            c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
+        }
+    }
+    try_one_pass(problem, budget, cut.v_cols, &c);
+    for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
+        const size_t bytes = bytes_of(problem, &c, (ll_pass)pass);
+        if (bytes > most) most = bytes;
+    }
+    LLI_REQUIRE(!problem->budget_bytes || most <= budget, LL_STATUS_WORKSPACE,
+                "ll_plan_create: workspace_budget_bytes is %zu, want at least %zu for n_tokens_max %lld, "
+                "n_hidden %lld and v_local %lld on a GPU",
+                problem->budget_bytes, most, (long long)problem->n_tokens_max, (long long)problem->n_hidden,
+                (long long)problem->v_local);
+    *config = c;
+    return LL_STATUS_OK;
+}

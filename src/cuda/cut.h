@@ -1,0 +1,70 @@
+/* How the CUDA backend cuts a problem, and the workspace that follows.
+ *
+ *   forward       chunks of tokens outside; inside, blocks of columns whose f32 logits stay in the L2 cache
+ *   one pass      chunks of tokens; the f32 logits of a chunk are kept for `kept_cols` columns, formed again for
+ *                 the rest: 3 GEMMs and a part of a fourth
+ *   recompute     blocks of kSumCols columns, chunks of tokens; either may be outside
+ *
+ * Neither bits of rows nor of grad_x depend on the chunks; grad_w is a sum over chunks of tokens. */
+#ifndef LLI_CUDA_CUT_H
+#define LLI_CUDA_CUT_H
+
+#include "core/plan.h"
+#include "cuda/work.h"
+
+typedef struct lli_cuda_cut {
+    int64_t d, d_padded; /* n_hidden, and rounded up to 16 bytes */
+    int64_t element_bytes;
+    int64_t v, v_cols; /* real columns, and rounded up to 64 */
+    int64_t n_tokens_max;
+    int64_t forward_tokens, forward_elems;        /* 0: no forward of its own; f32 of its block */
+    int64_t grad_tokens, sum_cols, kept_cols;     /* 0 in a forward pass */
+    int64_t acc_tokens;                           /* rows of acc_x */
+    int64_t row_slots;                            /* lli_cuda_row of a chunk, all parts */
+    int64_t x_pack_rows;
+    size_t scratch_bytes;
+    bool one_pass, columns_outside, gradient, keep_acc_w;
+    bool want_x, want_w, want_bias, has_bias, smoothing, scaled;
+} lli_cuda_cut;
+
+typedef struct lli_cuda_pieces {
+    lli_cuda_totals *totals;
+    float *bias;            /* f32, v_cols */
+    lli_cuda_row *rows;     /* row_slots */
+    lli_exact *soft;        /* by row of a chunk */
+    lli_cuda_grad *grads;   /* by token */
+    float *logits;          /* a block */
+    float *kept;            /* grad_tokens x kept_cols */
+    void *dz;               /* grad_tokens rounded up to 64, x sum_cols */
+    void *x_copy;           /* the same rows, x d_padded */
+    float *acc_x;           /* acc_tokens x d_padded */
+    float *acc_w;           /* sum_cols x d_padded, where a narrow grad_w is a sum over chunks */
+    float *acc_bias;        /* v_cols */
+    float *bias_parts;      /* groups of kBiasRows x kSumCols */
+    void *x_pack, *scratch; /* operands that do not start their rows on 16 bytes; f32 of narrow grad_w */
+} lli_cuda_pieces;
+
+lli_cuda_cut lli_cuda_cut_make(const lli_problem *problem, const lli_config *config, ll_pass pass);
+size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *pieces);
+
+ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
+                             lli_config *config);
+size_t lli_cuda_workspace(const lli_kernel *kernel, const lli_problem *problem, const lli_config *config,
+                          ll_pass pass);
+
+/* Columns at a time for a forward chunk of n_rows. */
+int64_t lli_cuda_forward_cols(const lli_cuda_cut *cut, int64_t n_rows);
+/* Parts in which n_rows rows gather their statistics, of a block of n_cols. */
+int32_t lli_cuda_parts(const lli_cuda_cut *cut, int64_t n_rows, int64_t n_cols);
+
+static inline int64_t lli_round_up(int64_t n, int64_t unit) {
+    return (n + unit - 1) / unit * unit;
+}
+static inline int64_t lli_min(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+static inline int64_t lli_max(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+#endif

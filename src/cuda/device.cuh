@@ -1,0 +1,102 @@
+/* Device code of more than one kernel: the core's functions, targets, logits from raw products. Built with
+ * -fmad=false: a * b + c rounds twice, as on the CPU; fused steps are written fmaf. */
+#ifndef LLI_CUDA_DEVICE_CUH
+#define LLI_CUDA_DEVICE_CUH
+
+#include "core/dtype.h"
+#include "cuda/work.h"
+
+#include "core/exact_sum.c"
+#include "core/loss.c"
+#include "core/softmax.c"
+
+enum { kIgnored = -1, kBad = -2 };
+
+/* The target of a token, kIgnored or kBad. */
+static __device__ inline int64_t target_of(const lli_cuda_targets *targets, int64_t token) {
+    const int64_t at = token * targets->step;
+    const int64_t y = targets->dtype == LL_DTYPE_I64 ? ((const int64_t *)targets->ids)[at]
+                                                     : (int64_t)((const int32_t *)targets->ids)[at];
+    if (y == targets->ignore_index) return kIgnored;
+    return y < 0 || y >= targets->v_total ? kBad : y;
+}
+
+/* q with 2^f = 1 + f q, |f| <= 1/2. */
+static __device__ inline float exp2_quotient(float f) {
+    float q = fmaf(LLI_EXP2_C5, f, LLI_EXP2_C4);
+    q = fmaf(q, f, LLI_EXP2_C3);
+    q = fmaf(q, f, LLI_EXP2_C2);
+    q = fmaf(q, f, LLI_EXP2_C1);
+    return fmaf(q, f, LLI_EXP2_C0);
+}
+
+/* rint for |d| < 2^22 and the integer itself, by two additions: the conversion unit is slower. */
+static __device__ inline float rint_small(float d, int32_t *n) {
+    const float shifted = d + 0x1.8p23f;
+    *n = (int32_t)(__float_as_uint(shifted) - 0x4b400000u);
+    return shifted - 0x1.8p23f;
+}
+
+/* 2^d 2^grid_bits for -126 <= d <= 0 (a normal result); one rounding for 1 + f q. */
+static __device__ inline float exp2_grid(float d, int32_t grid_bits) {
+    int32_t n;
+    const float f = d - rint_small(d, &n);
+    const float p = fmaf(exp2_quotient(f), f, 1.0f);
+    return p * __uint_as_float((uint32_t)(n + grid_bits + 127) << 23);
+}
+
+/* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation; see src/cpu/micro_row.h. */
+static __device__ inline float softcap_of(float raw, float cap, float *slope) {
+    const float u = raw / cap;
+    float d = fabsf(u) * (-2.0f * LLI_LOG2E_HI);
+    d = -126.0f > d ? -126.0f : d; /* NaN stays */
+    int32_t n;
+    const float f = d - rint_small(d, &n), scale = __uint_as_float((uint32_t)(n + 127) << 23);
+    const float fraction = exp2_quotient(f) * f;
+    const float m = fmaf(scale, fraction, scale - 1.0f), e = fmaf(scale, fraction, scale);
+    const float sum = 2.0f + m;
+    *slope = (4.0f * e) / (sum * sum);
+    return copysignf(cap * ((0.0f - m) / sum), u);
+}
+
+static __device__ inline float logit_of(const lli_cuda_transform *transform, float raw, float *slope) {
+    *slope = 1.0f;
+    if (transform->softcap != 0.0f) raw = softcap_of(raw, transform->softcap, slope);
+    return transform->temperature != 1.0f ? raw / transform->temperature : raw;
+}
+
+/* acc += value, by several threads at once; integer additions, so in any order. */
+static __device__ inline void exact_add_parts(lli_exact *acc, lli_exact_parts parts) {
+    for (int i = 0; i < 3; i++) {
+        if (parts.part[i]) {
+            atomicAdd((unsigned long long *)&acc->limb[parts.limb + i], (unsigned long long)parts.part[i]);
+        }
+    }
+    if (parts.flags) atomicOr(&acc->flags, parts.flags);
+}
+
+/* A block's own accumulator into another one; every thread of the block calls it, after a barrier. */
+static __device__ inline void exact_flush(lli_exact *to, const lli_exact *from) {
+    if (threadIdx.x < kExactLimbs && from->limb[threadIdx.x]) {
+        atomicAdd((unsigned long long *)&to->limb[threadIdx.x], (unsigned long long)from->limb[threadIdx.x]);
+    }
+    if (threadIdx.x == 0 && from->flags) atomicOr(&to->flags, from->flags);
+}
+
+/* The launch's own status, not an error that earlier work of the caller left behind. */
+template <typename... Params, typename... Args>
+static int launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                  Args... args) {
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared_bytes;
+    config.stream = stream;
+    return (int)cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+static inline int64_t blocks_for(int64_t n, int64_t per_block) {
+    return (n + per_block - 1) / per_block;
+}
+
+#endif

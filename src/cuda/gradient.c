@@ -1,0 +1,324 @@
+/* Gradients: of a chunk of tokens and a block of columns, from f32 logits,
+ *
+ *   logits -> dz (and its column sums) -> grad_x of the chunk += dz w, grad_w of the block += dz^T x
+ *
+ * A block has kSumCols columns whatever the budget, so grad_x, a sum over blocks, does not depend on it. */
+#include "cuda/run.h"
+
+/* Where the sum over chunks of tokens stands. */
+typedef struct grad_step {
+    const lli_cuda_chunk *chunk;
+    const lli_cuda_block *block;
+    bool first_chunk, last_chunk;
+    float *acc_x; /* of the chunk's first token */
+} grad_step;
+
+static int64_t padded_rows(const lli_cuda_chunk *chunk) {
+    return lli_round_up(chunk->count, 64);
+}
+
+/* x as grad_w reads it. */
+static ll_status copy_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    const ll_view *x = &run->call->args->x;
+    const lli_cuda_grad *grads = run->pieces.grads + chunk->first;
+    if (!run->call->args->grad_w.data) return LL_STATUS_OK;
+    if (run->cut.scaled) {
+        LLI_LAUNCH(run, "scaling", lli_cuda_chunk_scale_launch(grads, chunk->count, run->pieces.totals, run->stream));
+    }
+    const lli_cuda_pack pack = {.from = lli_row(x, chunk->first),
+                                .to = run->pieces.x_copy,
+                                .from_ld = x->row_stride,
+                                .to_ld = run->cut.d_padded,
+                                .n_rows = chunk->count,
+                                .n_cols = run->cut.d,
+                                .padded_rows = padded_rows(chunk),
+                                .padded_cols = run->cut.d_padded,
+                                .dtype = x->dtype,
+                                .grads = grads,
+                                .totals = run->pieces.totals};
+    LLI_LAUNCH(run, "copying x", lli_cuda_pack_launch(&pack, run->stream));
+    return LL_STATUS_OK;
+}
+
+static ll_status to_dz(const lli_cuda_run *run, const grad_step *step) {
+    const bool with_bias = run->call->args->grad_bias.data != NULL;
+    const lli_cuda_block *block = step->block;
+    const lli_cuda_dz dz = {.logits = block->logits,
+                            .ld = block->ld,
+                            .n_rows = step->chunk->count,
+                            .n_cols = block->count,
+                            .column = block->begin,
+                            .first = step->chunk->first,
+                            .targets = run->targets,
+                            .transform = run->transform,
+                            .bias = run->pieces.bias,
+                            .class_weight = run->call->args->class_weight,
+                            .grads = run->pieces.grads + step->chunk->first,
+                            .dz = run->pieces.dz,
+                            .dz_ld = run->cut.sum_cols,
+                            .padded_rows = padded_rows(step->chunk),
+                            .padded_cols = lli_round_up(block->count, kTileCols),
+                            .dtype = run->device->dtype,
+                            .bias_parts = with_bias ? run->pieces.bias_parts : NULL};
+    LLI_LAUNCH(run, "the gradients of logits", lli_cuda_dz_launch(&dz, run->stream));
+    if (!with_bias) return LL_STATUS_OK;
+    LLI_LAUNCH(run, "adding up grad_bias",
+               lli_cuda_bias_add_launch(run->pieces.bias_parts, (step->chunk->count + kBiasRows - 1) / kBiasRows,
+                                        block->count, run->pieces.acc_bias + block->begin, step->first_chunk,
+                                        run->stream));
+    return LL_STATUS_OK;
+}
+
+/* ---- grad_x ------------------------------------------------------------------------------------- */
+
+/* acc_x[:, from ... + n_cols) (+)= dz[:, offset ... + k) w, w packed where it must be: `k` real rows of it. */
+static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t offset, int64_t k, bool packed,
+                       bool add) {
+    const ll_view *w = &run->call->args->w;
+    const char *rows = lli_row(w, step->block->begin + offset);
+    const int64_t e = run->cut.element_bytes, k_padded = lli_round_up(k, kTailCols);
+    const int64_t fits = (int64_t)run->cut.scratch_bytes / (k_padded * e) / 8 * 8;
+    const int64_t slice = packed ? lli_min(fits, run->cut.d_padded) : run->cut.d_padded;
+    for (int64_t h = 0; h < run->cut.d_padded; h += slice) {
+        const int64_t n = lli_min(slice, run->cut.d_padded - h);
+        lli_gemm g = {.rows = step->chunk->count,
+                      .cols = n,
+                      .k = packed ? k_padded : k,
+                      .a = (char *)run->pieces.dz + offset * e,
+                      .a_ld = run->cut.sum_cols,
+                      .b = rows,
+                      .b_ld = w->row_stride,
+                      .c = step->acc_x + h,
+                      .c_ld = run->cut.d_padded,
+                      .add = add};
+        if (packed) {
+            const lli_cuda_pack pack = {.from = rows + h * e,
+                                        .to = run->pieces.scratch,
+                                        .from_ld = w->row_stride,
+                                        .to_ld = n,
+                                        .n_rows = k,
+                                        .n_cols = lli_max(0, lli_min(n, run->cut.d - h)),
+                                        .padded_rows = k_padded,
+                                        .padded_cols = n,
+                                        .dtype = w->dtype};
+            LLI_LAUNCH(run, "packing w", lli_cuda_pack_launch(&pack, run->stream));
+            g.b = run->pieces.scratch;
+            g.b_ld = n;
+        }
+        LLI_TRY(lli_gemm_run(run->device, LLI_GEMM_GRAD_X, &g, run->pass, run->stream));
+    }
+    return LL_STATUS_OK;
+}
+
+/* The block's whole tiles, then what is left, padded by zeros: the same two sums wherever w lies. */
+static ll_status grad_x(const lli_cuda_run *run, const grad_step *step) {
+    if (!run->call->args->grad_x.data) return LL_STATUS_OK;
+    const bool aligned = lli_cuda_aligned(&run->call->args->w);
+    const int64_t whole = step->block->count / kTailCols * kTailCols, tail = step->block->count - whole;
+    const bool first = step->block->begin == 0;
+    if (whole) LLI_TRY(add_x(run, step, 0, whole, !aligned, !first));
+    return tail ? add_x(run, step, whole, tail, true, !first || whole) : LL_STATUS_OK;
+}
+
+static ll_status emit_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const float *acc_x) {
+    const ll_view *out = &run->call->args->grad_x;
+    if (!out->data) return LL_STATUS_OK;
+    const lli_cuda_emit emit = {.sum = acc_x,
+                                .out = (void *)lli_row(out, chunk->first),
+                                .sum_ld = run->cut.d_padded,
+                                .out_ld = out->row_stride,
+                                .out_step = 1,
+                                .n_rows = chunk->count,
+                                .n_cols = run->cut.d,
+                                .dtype = out->dtype,
+                                .accumulate = (run->call->args->accumulate & LL_ACCUMULATE_X) != 0,
+                                .grads = run->pieces.grads + chunk->first};
+    LLI_LAUNCH(run, "writing grad_x", lli_cuda_emit_launch(&emit, run->stream));
+    return LL_STATUS_OK;
+}
+
+/* ---- grad_w ------------------------------------------------------------------------------------- */
+
+static ll_status multiply_w(const lli_cuda_run *run, const grad_step *step, int64_t offset, int64_t n_rows,
+                            lli_gemm_kind kind, void *c, int64_t c_ld, bool add) {
+    lli_gemm g = {.rows = n_rows,
+                  .cols = run->cut.d_padded,
+                  .k = padded_rows(step->chunk),
+                  .a = (char *)run->pieces.dz + offset * run->cut.element_bytes,
+                  .a_ld = run->cut.sum_cols,
+                  .b = run->pieces.x_copy,
+                  .b_ld = run->cut.d_padded,
+                  .c = c,
+                  .c_ld = c_ld,
+                  .add = add};
+    if (run->cut.scaled) {
+        g.alpha = &run->pieces.totals->alpha;
+        g.zero = &run->pieces.totals->zero;
+        g.one = &run->pieces.totals->one;
+    }
+    return lli_gemm_run(run->device, kind, &g, run->pass, run->stream);
+}
+
+static ll_status emit_w(const lli_cuda_run *run, const float *sum, int64_t row, int64_t n_rows, bool accumulate) {
+    const ll_view *out = &run->call->args->grad_w;
+    const lli_cuda_emit emit = {.sum = sum,
+                                .out = (void *)lli_row(out, row),
+                                .sum_ld = run->cut.d_padded,
+                                .out_ld = out->row_stride,
+                                .out_step = 1,
+                                .n_rows = n_rows,
+                                .n_cols = run->cut.d,
+                                .dtype = out->dtype,
+                                .accumulate = accumulate};
+    LLI_LAUNCH(run, "writing grad_w", lli_cuda_emit_launch(&emit, run->stream));
+    return LL_STATUS_OK;
+}
+
+/* Into grad_w itself where cuBLASLt can; into f32 sums of the block where a narrow grad_w has several chunks; else
+ * by slices of the block through scratch memory. */
+static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
+    const ll_view *out = &run->call->args->grad_w;
+    if (!out->data) return LL_STATUS_OK;
+    const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_W;
+    const bool f32 = out->dtype == LL_DTYPE_F32, fresh = step->first_chunk && !accumulate;
+    const bool alone = step->first_chunk && step->last_chunk;
+    const int64_t begin = step->block->begin, count = step->block->count;
+    if (lli_cuda_aligned(out) && run->cut.d == run->cut.d_padded && (f32 || (alone && !accumulate))) {
+        return multiply_w(run, step, 0, count, f32 ? LLI_GEMM_GRAD_W : LLI_GEMM_GRAD_W_NARROW,
+                          (void *)lli_row(out, begin), out->row_stride, !fresh);
+    }
+    if (!f32 && !alone) {
+        LLI_TRY(multiply_w(run, step, 0, count, LLI_GEMM_GRAD_W, run->pieces.acc_w, run->cut.d_padded,
+                           !step->first_chunk));
+        return step->last_chunk ? emit_w(run, run->pieces.acc_w, begin, count, accumulate) : LL_STATUS_OK;
+    }
+    const int64_t slice = (int64_t)run->cut.scratch_bytes / (run->cut.d_padded * 4) / kTileCols * kTileCols;
+    for (int64_t c = 0; c < count; c += slice) {
+        const int64_t n = lli_min(slice, count - c);
+        LLI_TRY(multiply_w(run, step, c, n, LLI_GEMM_GRAD_W, run->pieces.scratch, run->cut.d_padded, false));
+        LLI_TRY(emit_w(run, run->pieces.scratch, begin + c, n, !fresh));
+    }
+    return LL_STATUS_OK;
+}
+
+/* grad_bias from its sums; zeros for rows of w beyond the vocabulary, and for all where there is no token. */
+static ll_status end_gradients(const lli_cuda_run *run) {
+    const ll_linear_ce_args *args = run->call->args;
+    const int64_t v = run->call->n_tokens ? run->cut.v : 0, v_local = run->problem->v_local;
+    if (args->grad_w.data && !(args->accumulate & LL_ACCUMULATE_W)) {
+        LLI_LAUNCH(run, "clearing grad_w", lli_cuda_clear_launch(&args->grad_w, v, v_local, run->stream));
+    }
+    if (!args->grad_bias.data) return LL_STATUS_OK;
+    const bool accumulate = args->accumulate & LL_ACCUMULATE_BIAS;
+    if (!accumulate) {
+        LLI_LAUNCH(run, "clearing grad_bias", lli_cuda_clear_launch(&args->grad_bias, v, v_local, run->stream));
+    }
+    const lli_cuda_emit emit = {.sum = run->pieces.acc_bias,
+                                .out = args->grad_bias.data,
+                                .out_step = args->grad_bias.row_stride,
+                                .n_rows = 1,
+                                .n_cols = v,
+                                .dtype = args->grad_bias.dtype,
+                                .accumulate = accumulate};
+    LLI_LAUNCH(run, "writing grad_bias", lli_cuda_emit_launch(&emit, run->stream));
+    return LL_STATUS_OK;
+}
+
+/* ---- Orders ------------------------------------------------------------------------------------- */
+
+static ll_status gradients_of(const lli_cuda_run *run, const grad_step *step) {
+    LLI_TRY(to_dz(run, step));
+    LLI_TRY(grad_x(run, step));
+    return grad_w(run, step);
+}
+
+static lli_cuda_block block_at(const lli_cuda_run *run, int64_t c) {
+    const lli_cuda_block block = {c, lli_min(run->cut.sum_cols, run->cut.v - c), run->pieces.logits,
+                                  run->cut.sum_cols};
+    return block;
+}
+
+static grad_step step_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block) {
+    const grad_step step = {.chunk = chunk,
+                            .block = block,
+                            .first_chunk = chunk->first == 0,
+                            .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
+                            .acc_x = run->pieces.acc_x};
+    return step;
+}
+
+/* The chunk's forward, whose logits stay for columns below kept_cols. */
+static ll_status forward_kept(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    const int64_t kept = lli_min(run->cut.kept_cols, run->cut.v);
+    const lli_cuda_block whole = {0, kept, run->pieces.kept, run->cut.kept_cols};
+    const int32_t parts = lli_cuda_parts(&run->cut, chunk->count, lli_max(kept, run->cut.sum_cols));
+    LLI_TRY(lli_cuda_form_logits(run, chunk, &whole));
+    LLI_TRY(lli_cuda_gather(run, chunk, &whole, parts, true));
+    for (int64_t c = kept; c < run->cut.v; c += run->cut.sum_cols) {
+        const lli_cuda_block block = block_at(run, c);
+        LLI_TRY(lli_cuda_form_logits(run, chunk, &block));
+        LLI_TRY(lli_cuda_gather(run, chunk, &block, parts, false));
+    }
+    return lli_cuda_finish_rows(run, chunk, parts);
+}
+
+ll_status lli_cuda_one_pass(const lli_cuda_run *run) {
+    const int64_t n = run->call->n_tokens, tokens = run->cut.grad_tokens;
+    for (int64_t first = 0; first < n; first += tokens) {
+        const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
+        LLI_TRY(forward_kept(run, &chunk));
+        LLI_TRY(copy_x(run, &chunk));
+        for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
+            lli_cuda_block block = block_at(run, c);
+            if (c < run->cut.kept_cols) {
+                block.logits = run->pieces.kept + c;
+                block.ld = run->cut.kept_cols;
+            } else {
+                LLI_TRY(lli_cuda_form_logits(run, &chunk, &block));
+            }
+            const grad_step step = step_of(run, &chunk, &block);
+            LLI_TRY(gradients_of(run, &step));
+        }
+        LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
+    }
+    return end_gradients(run);
+}
+
+static ll_status recompute_block(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c, float *acc_x) {
+    const lli_cuda_block block = block_at(run, c);
+    grad_step step = step_of(run, chunk, &block);
+    step.acc_x = acc_x;
+    LLI_TRY(lli_cuda_form_logits(run, chunk, &block));
+    return gradients_of(run, &step);
+}
+
+static ll_status tokens_outside(const lli_cuda_run *run) {
+    const int64_t n = run->call->n_tokens, tokens = run->cut.grad_tokens;
+    for (int64_t first = 0; first < n; first += tokens) {
+        const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
+        LLI_TRY(copy_x(run, &chunk));
+        for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
+            LLI_TRY(recompute_block(run, &chunk, c, run->pieces.acc_x));
+        }
+        LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
+    }
+    return LL_STATUS_OK;
+}
+
+static ll_status columns_outside(const lli_cuda_run *run) {
+    const int64_t n = run->call->n_tokens, tokens = run->cut.grad_tokens;
+    for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
+        for (int64_t first = 0; first < n; first += tokens) {
+            const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
+            LLI_TRY(copy_x(run, &chunk));
+            LLI_TRY(recompute_block(run, &chunk, c, run->pieces.acc_x + first * run->cut.d_padded));
+        }
+    }
+    const lli_cuda_chunk all = {0, n};
+    return emit_x(run, &all, run->pieces.acc_x);
+}
+
+ll_status lli_cuda_recompute(const lli_cuda_run *run) {
+    LLI_TRY(run->cut.columns_outside ? columns_outside(run) : tokens_outside(run));
+    return end_gradients(run);
+}

@@ -1,0 +1,170 @@
+/* The CUDA kernel of linear_ce: cuBLASLt for the products, our kernels for everything around them.
+ *
+ * numerics "cublaslt-sm<arch>-v1": a raw logit is what cuBLASLt's fixed algorithm makes of the two rows (gemm.h); from
+ * there on all is as on a CPU: integer softmax, results in double, order-free sums. docs/cuda.md. */
+#include "cuda/run.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- A call ------------------------------------------------------------------------------------- */
+
+static lli_cuda_run run_of(const ll_plan *plan, const lli_call *call) {
+    const ll_linear_ce_args *args = call->args;
+    const ll_loss *loss = &plan->problem.loss;
+    lli_cuda_run run = {
+        .problem = &plan->problem,
+        .call = call,
+        .device = plan->device,
+        .pass = lli_cuda_pass_name(call->pass),
+        .stream = call->stream,
+        .cut = lli_cuda_cut_make(&plan->problem, &plan->config, call->pass),
+        .targets = {args->target.data, args->target.row_stride, loss->ignore_index, plan->problem.v_total,
+                    args->target.dtype},
+        .transform = {loss->softcap, loss->temperature},
+        .terms = lli_loss_constants(&plan->problem, args),
+    };
+    (void)lli_cuda_cut_carve(&run.cut, args->workspace, &run.pieces);
+    return run;
+}
+
+static ll_status begin_call(const lli_cuda_run *run) {
+    const ll_linear_ce_args *args = run->call->args;
+    const lli_cuda_begin begin = {.totals = run->pieces.totals,
+                                  .targets = run->targets,
+                                  .n_tokens = run->call->n_tokens,
+                                  .class_weight = args->class_weight,
+                                  .divisor = args->divisor,
+                                  .bad_targets = args->bad_targets,
+                                  .mean = run->problem->loss.reduction == LL_REDUCTION_MEAN,
+                                  .want_class_total = run->cut.smoothing,
+                                  .want_max_weight = run->cut.scaled && run->cut.gradient};
+    LLI_LAUNCH(run, "clearing totals",
+               (int)cudaMemsetAsync(run->pieces.totals, 0, sizeof(lli_cuda_totals), run->stream));
+    LLI_LAUNCH(run, "reading targets", lli_cuda_begin_launch(&begin, run->stream));
+    if (run->pieces.bias) {
+        LLI_LAUNCH(run, "reading bias",
+                   lli_cuda_widen_launch(&args->bias, run->cut.v, run->cut.v_cols, run->pieces.bias, run->stream));
+    }
+    return LL_STATUS_OK;
+}
+
+static ll_status end_call(const lli_cuda_run *run) {
+    const ll_linear_ce_args *args = run->call->args;
+    const bool reduced = run->problem->loss.reduction != LL_REDUCTION_NONE;
+    const lli_cuda_end end = {.totals = run->pieces.totals,
+                              .loss = reduced ? args->loss : NULL,
+                              .sums = args->sums,
+                              .n_tokens = run->call->n_tokens};
+    if (run->call->pass == LL_PASS_BACKWARD || (!end.loss && !end.sums)) return LL_STATUS_OK;
+    LLI_LAUNCH(run, "the reduced loss", lli_cuda_end_launch(&end, run->stream));
+    return LL_STATUS_OK;
+}
+
+static ll_status queue(const ll_plan *plan, const lli_call *call) {
+    const lli_cuda_run run = run_of(plan, call);
+    LLI_TRY(begin_call(&run));
+    if (run.cut.one_pass) {
+        LLI_TRY(lli_cuda_one_pass(&run));
+        return end_call(&run);
+    }
+    if (call->pass == LL_PASS_BACKWARD) {
+        LLI_TRY(lli_cuda_prepare(&run));
+    } else {
+        LLI_TRY(lli_cuda_forward(&run));
+    }
+    if (call->pass != LL_PASS_FORWARD) LLI_TRY(lli_cuda_recompute(&run));
+    return end_call(&run);
+}
+
+/* On the plan's device, whatever the caller's is. */
+static ll_status run(const ll_plan *plan, const lli_call *call) {
+    const lli_cuda_device *device = plan->device;
+    const char *pass = lli_cuda_pass_name(call->pass);
+    int callers = 0;
+    int status = (int)cudaGetDevice(&callers);
+    if (!status && callers != device->device) status = (int)cudaSetDevice(device->device);
+    if (status) return lli_cuda_fail(status, pass, "choosing the plan's device");
+    const ll_status result = queue(plan, call);
+    if (callers != device->device) (void)cudaSetDevice(callers);
+    return result;
+}
+
+/* ---- The record --------------------------------------------------------------------------------- */
+
+static bool machine_ok(char *why, size_t why_bytes) {
+    int32_t device, arch;
+    return lli_cuda_here(why, why_bytes, &device, &arch);
+}
+
+static const char *numerics_here(void) {
+    static _Thread_local char text[32];
+    int32_t device, arch = 0;
+    char why[160];
+    if (!lli_cuda_here(why, sizeof why, &device, &arch)) return "cublaslt-v1";
+    snprintf(text, sizeof text, "cublaslt-sm%d-v1", arch);
+    return text;
+}
+
+static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
+    const char *const names[2] = {ll_dtype_name((ll_dtype)problem->x_dtype),
+                                  ll_dtype_name((ll_dtype)problem->w_dtype)};
+    if (problem->x_dtype != problem->w_dtype) {
+        snprintf(why, why_bytes, "x is %s and w %s; on a GPU the two are of one dtype", names[0], names[1]);
+        return false;
+    }
+    if (problem->in_group) {
+        snprintf(why, why_bytes, "the plan has a communicator; on a GPU this version runs on one rank");
+        return false;
+    }
+    if (problem->n_tokens_max > (int64_t)1 << 30) {
+        snprintf(why, why_bytes, "n_tokens_max is above 2^30");
+        return false;
+    }
+    return true;
+}
+
+static ll_status load_kernels(void) {
+    int status = lli_cuda_load_begin();
+    if (!status) status = lli_cuda_load_stats();
+    if (!status) status = lli_cuda_load_finish();
+    if (!status) status = lli_cuda_load_dz();
+    if (!status) status = lli_cuda_load_move();
+    return status ? lli_cuda_fail(status, "ll_plan_create", "loading kernels") : LL_STATUS_OK;
+}
+
+static ll_status open_plan(ll_plan *plan) {
+    char why[160];
+    lli_cuda_device *device = calloc(1, sizeof *device);
+    LLI_REQUIRE(device, LL_STATUS_MEMORY, "ll_plan_create: no memory for the plan");
+    plan->device = device; /* from here on close_plan releases it */
+    LLI_REQUIRE(lli_cuda_here(why, sizeof why, &device->device, &device->arch), LL_STATUS_CUDA, "ll_plan_create: %s",
+                why);
+    device->dtype = plan->problem.x_dtype;
+    snprintf(device->numerics, sizeof device->numerics, "cublaslt-sm%d-v1", device->arch);
+    plan->numerics = device->numerics;
+    LLI_TRY(load_kernels());
+    const cublasStatus_t status = cublasLtCreate(&device->lt);
+    LLI_REQUIRE(status == CUBLAS_STATUS_SUCCESS, LL_STATUS_CUDA, "ll_plan_create: cublasLtCreate failed: %s",
+                cublasLtGetStatusString(status));
+    return lli_gemm_open(device, plan->problem.n_hidden);
+}
+
+static void close_plan(ll_plan *plan) {
+    lli_cuda_device *device = plan->device;
+    if (device->lt) (void)cublasLtDestroy(device->lt);
+    free(device);
+}
+
+const lli_kernel lli_linear_ce_cuda = {
+    .name = "linear_ce_cuda",
+    .backend = LL_BACKEND_CUDA,
+    .machine_ok = machine_ok,
+    .accepts = accepts,
+    .configure = lli_cuda_configure,
+    .workspace = lli_cuda_workspace,
+    .run = run,
+    .open = open_plan,
+    .close = close_plan,
+    .numerics_here = numerics_here,
+};

@@ -1,0 +1,60 @@
+/* One call in flight: everything that is queued on the caller's stream. */
+#ifndef LLI_CUDA_RUN_H
+#define LLI_CUDA_RUN_H
+
+#include "core/dtype.h"
+#include "cuda/backend.h"
+#include "cuda/cut.h"
+#include "cuda/gemm.h"
+
+typedef struct lli_cuda_run {
+    const lli_problem *problem;
+    const lli_call *call;
+    const lli_cuda_device *device;
+    const char *pass; /* its name, for sentences */
+    cudaStream_t stream;
+    lli_cuda_cut cut;
+    lli_cuda_pieces pieces;
+    lli_cuda_targets targets;
+    lli_cuda_transform transform;
+    lli_loss_terms terms;
+} lli_cuda_run;
+
+/* Leaves the function where a launch fails, with what it was. */
+#define LLI_LAUNCH(run, what, call)                                                                          \
+    do {                                                                                                     \
+        const int lli_launch_status = (call);                                                                \
+        if (lli_launch_status) return lli_cuda_fail(lli_launch_status, (run)->pass, what);                   \
+    } while (0)
+
+/* Tokens [first, first + count). */
+typedef struct lli_cuda_chunk {
+    int64_t first, count;
+} lli_cuda_chunk;
+
+/* Columns [begin, begin + count), with their raw logits where they are formed. */
+typedef struct lli_cuda_block {
+    int64_t begin, count;
+    float *logits;
+    int64_t ld;
+} lli_cuda_block;
+
+/* True if cuBLASLt may read (or write) the matrix where it lies. */
+bool lli_cuda_aligned(const ll_view *view);
+
+/* Raw logits of the chunk's tokens against the block's columns. */
+ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block);
+/* Into the rows' statistics; `fresh`: the chunk's first block. */
+ll_status lli_cuda_gather(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block,
+                          int32_t parts, bool fresh);
+/* Results of the chunk's rows. */
+ll_status lli_cuda_finish_rows(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int32_t parts);
+
+ll_status lli_cuda_forward(const lli_cuda_run *run);
+/* grad_x, grad_w and grad_bias: with the forward in one pass, or by forming the logits again. */
+ll_status lli_cuda_one_pass(const lli_cuda_run *run);
+ll_status lli_cuda_recompute(const lli_cuda_run *run);
+/* The coefficients of every token from the caller's saved results. */
+ll_status lli_cuda_prepare(const lli_cuda_run *run);
+
+#endif
