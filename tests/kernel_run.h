@@ -9,6 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* CUDA's kernel wants its operands in device memory, so tests leave it out; tests/cuda, which moves them there,
+ * sets LL_TEST_BACKEND and then has it alone. */
+static inline bool kernel_is_tested(const char *backend) {
+    const char *only = getenv("LL_TEST_BACKEND");
+    return only ? strcmp(backend, only) == 0 : strcmp(backend, "cuda") != 0;
+}
+
 /* Runnable kernels of this build and machine, in the table's order; the reference is the last one. */
 struct kernel_list {
     int32_t count;
@@ -19,6 +26,7 @@ static inline struct kernel_list kernels_here(void) {
     struct kernel_list list = {0};
     ll_kernel_info info;
     for (int32_t index = 0; ll_kernel_get(index, &info) == LL_STATUS_OK && list.count < 16; ++index) {
+        if (!kernel_is_tested(info.backend)) continue;
         if (info.why_not[0] == '\0') {
             list.kernels[list.count++] = info;
         } else {
@@ -42,6 +50,18 @@ static inline ll_status pass_run(const ll_plan *plan, ll_pass pass, ll_linear_ce
     if (pass == LL_PASS_FORWARD_BACKWARD) status = ll_linear_ce_forward_backward(plan, &args, NULL);
     free(args.workspace);
     return status;
+}
+
+/* False where the kernel says that the problem is not for it. */
+static inline bool kernel_accepts(const char *kernel, const struct problem *problem) {
+    ll_plan_desc desc;
+    ll_plan *plan = NULL;
+    problem_desc(problem, &desc);
+    setenv("LL_KERNEL", kernel, 1);
+    const ll_status status = ll_plan_create(&desc, &plan);
+    unsetenv("LL_KERNEL");
+    ll_plan_destroy(plan);
+    return status != LL_STATUS_UNSUPPORTED;
 }
 
 /* kernel: its name. The sentence of a failure is printed. */

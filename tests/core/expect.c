@@ -22,6 +22,14 @@ static const struct tolerance {
     {LL_DTYPE_F16, 0x1p-11, 0x1p-24, 0.9, 1.0},
 };
 
+struct expect_rounding expect_rounding_here(const struct problem *problem) {
+    static const struct expect_rounding none = {0}, f32 = {.logit = 2.0}, bf16 = {.logit = 2.0, .dr = 0x1p-8},
+                                        f16 = {.logit = 2.0, .dr = 0x1p-11, .floor = 0x1p-36, .x = 0x1p-14};
+    const char *backend = getenv("LL_TEST_BACKEND");
+    if (!backend || strcmp(backend, "cuda") != 0) return none;
+    return problem->x_dtype == LL_DTYPE_BF16 ? bf16 : problem->x_dtype == LL_DTYPE_F16 ? f16 : f32;
+}
+
 static const struct tolerance *tolerance_of(int32_t dtype) {
     for (size_t t = 0; t < sizeof tolerances / sizeof tolerances[0]; ++t) {
         if ((int32_t)tolerances[t].dtype == dtype) return &tolerances[t];
@@ -32,7 +40,7 @@ static const struct tolerance *tolerance_of(int32_t dtype) {
 /* What one token contributes; V long arrays are reused from token to token. */
 struct token_sizes {
     bool masked; /* no upstream reaches it */
-    double logit_error, loss;
+    double logit_error, loss, dr_floor;
     double *dr, *dr_error; /* [V] absolute */
 };
 
@@ -54,6 +62,7 @@ static void token_logits(const struct expectation *expect, int64_t i, double *z,
         z[v] = (cap > 0.0 ? cap * tanh(raw / cap) : raw) / temperature;
         if (bias == -(double)INFINITY) continue;
         double error = kU * chain * (sqrt(squares) + fabs(bias)) / temperature + 4.0 * kU * fabs(z[v]);
+        if (expect->rounding.logit > 0.0) error *= expect->rounding.logit;
         if (error > token->logit_error) token->logit_error = error;
     }
 }
@@ -132,6 +141,7 @@ static void token_bounds(struct expectation *expect, int64_t i, double *z, struc
         up_value(a->up_nll, i) + up_value(a->up_lse, i) + 2.0 * log_v * up_value(a->up_entropy, i);
     if (up_loss > 0.0) upstream += up_loss * (weight + 2.0 * z_loss * fabs(lse));
     token->masked = upstream == 0.0 || (isnan(lse) && token->dr[0] == 0.0); /* NaN reaches nothing */
+    token->dr_floor = expect->rounding.floor * upstream / temperature;
     if (token->masked) return;
     double smoothing = up_loss * (double)p->loss.label_smoothing * weight / (double)p->v_total;
     for (int64_t v = 0; v < p->v_total; ++v) {
@@ -157,11 +167,13 @@ static void token_gradient_bounds(struct expectation *expect, int64_t i, const s
     const ll_linear_ce_args *a = &expect->operands->args;
     double sum_v = kU * (4.0 + sqrt((double)p->v_total)), sum_n = kU * (4.0 + sqrt((double)p->n_tokens));
     for (int64_t v = 0; v < p->v_total; ++v) {
-        double by_v = token->dr_error[v] + sum_v * token->dr[v],
+        double rounding = expect->rounding.dr * (token->dr[v] + token->dr_error[v]) + token->dr_floor;
+        double by_v = token->dr_error[v] + sum_v * token->dr[v] + rounding,
                by_n = token->dr_error[v] + sum_n * token->dr[v];
         for (int64_t k = 0; k < p->n_hidden; ++k) {
             expect->allowed[FIELD_GRAD_X][i * p->n_hidden + k] += by_v * fabs(view_value(&a->w, v, k));
-            expect->allowed[FIELD_GRAD_W][v * p->n_hidden + k] += by_n * fabs(view_value(&a->x, i, k));
+            expect->allowed[FIELD_GRAD_W][v * p->n_hidden + k] +=
+                (by_n + rounding) * fabs(view_value(&a->x, i, k)) + expect->rounding.x * token->dr[v];
         }
         expect->allowed[FIELD_GRAD_BIAS][v] += by_n;
     }
@@ -169,9 +181,14 @@ static void token_gradient_bounds(struct expectation *expect, int64_t i, const s
 
 bool expectation_create(const struct problem *problem, const struct operands *operands,
                         struct expectation *expect) {
+    return expectation_create_for(problem, operands, &(struct expect_rounding){0}, expect);
+}
+
+bool expectation_create_for(const struct problem *problem, const struct operands *operands,
+                            const struct expect_rounding *rounding, struct expectation *expect) {
     const struct problem *p = problem;
     int64_t n = p->n_tokens, v_local = p->v_total + p->v_pad;
-    *expect = (struct expectation){.problem = p, .operands = operands};
+    *expect = (struct expectation){.problem = p, .rounding = *rounding, .operands = operands};
     struct token_sizes token = {.dr = calloc((size_t)p->v_total, sizeof(double)),
                                 .dr_error = calloc((size_t)p->v_total, sizeof(double))};
     expect->z = calloc((size_t)(n * p->v_total + 1), sizeof(double));

@@ -5,6 +5,20 @@
 
 #include "core/compare.h"
 
+/* Where a kernel rounds more than f32 chains do; all zeros: it does not. dr is that of the raw logits.
+ *
+ *   logit    E is that many times larger: tensor cores cut off what they add up, where a chain rounds
+ *   dr       relative rounding of dr before it enters grad_x and grad_w (2^-9 bf16, 2^-12 f16: 2^-8, 2^-11 for
+ *            one that lies on a tie or between powers of two)
+ *   floor    as a part of the token's upstreams: what falls off below a row's range (f16)
+ *   x        absolute rounding of x, where small tokens' rows share a range with large ones (f16) */
+struct expect_rounding {
+    double logit, dr, floor, x;
+};
+
+/* Of the backend under test (LL_TEST_BACKEND). */
+struct expect_rounding expect_rounding_here(const struct problem *problem);
+
 /* Bounds, u = 2^-24, E[i] the error of a logit of row i after an f32 chain of n_hidden products:
  *
  *   E        u (2 + 4 sqrt(d)) (|x w|_2 + |b|) / T + 4 u |z|    largest over v; rounding errors of a chain
@@ -16,6 +30,7 @@
  *            grad_w and grad_bias likewise over the tokens */
 struct expectation {
     const struct problem *problem;
+    struct expect_rounding rounding;
     const struct operands *operands;
     struct results want;
     double *z;                              /* [n, V] logits in double */
@@ -32,6 +47,8 @@ struct expect_stats {
 
 bool expectation_create(const struct problem *problem, const struct operands *operands,
                         struct expectation *expect);
+bool expectation_create_for(const struct problem *problem, const struct operands *operands,
+                            const struct expect_rounding *rounding, struct expectation *expect);
 void expectation_destroy(struct expectation *expect);
 
 /* Checks the chosen fields; prints at most three failures with coordinates, got, want and the bound. */

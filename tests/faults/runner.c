@@ -16,11 +16,18 @@ static int is_reference(const ll_kernel_info *kernel) {
 
 /* The reference never, plain C only where nothing better runs. */
 static int is_fast(const ll_kernel_info *kernel, int is_best) {
-    return !is_reference(kernel) && (is_best || strstr(kernel->name, "avx") != NULL);
+    return !is_reference(kernel) && (is_best || strstr(kernel->name, "avx") != NULL || strstr(kernel->name, "cuda") != NULL);
+}
+
+/* CUDA's operands lie in device memory: tests/cuda moves them there, sets LL_TEST_BACKEND and has it alone. */
+static int is_tested(const ll_kernel_info *kernel) {
+    const char *only = getenv("LL_TEST_BACKEND");
+    return only ? strcmp(kernel->backend, only) == 0 : strcmp(kernel->backend, "cuda") != 0;
 }
 
 int on_slow_kernel(void) {
-    return strstr(getenv("LL_KERNEL"), "avx") == NULL;
+    const char *kernel = getenv("LL_KERNEL");
+    return !strstr(kernel, "avx") && !strstr(kernel, "cuda");
 }
 
 int faults_main(const char *group, const fault_test *tests, size_t n_tests, int argc, char **argv) {
@@ -32,6 +39,9 @@ int faults_main(const char *group, const fault_test *tests, size_t n_tests, int 
     for (int32_t i = 0; n_kernels < kKernelsMax; i++) {
         ll_kernel_info *kernel = &kernels[n_kernels];
         if (ll_kernel_get(i, kernel) != LL_STATUS_OK) break;
+        if (!is_tested(kernel)) {
+            continue;
+        }
         if (kernel->why_not[0]) {
             print_message("%s is left out: %s\n", kernel->name, kernel->why_not);
             continue;

@@ -1,0 +1,18 @@
+/* The parts of cuda_tests: each is the main of a file, ours or one that other backends are tested with. */
+#ifndef LL_TESTS_CUDA_TESTS_H
+#define LL_TESTS_CUDA_TESTS_H
+
+int cuda_bits_main(void);
+int cuda_calls_main(void);
+int cuda_large_main(void);
+
+int kernels_main(void);
+int kernel_bits_main(void);
+int sizes_main(int argc, char **argv);
+int targets_main(int argc, char **argv);
+int options_main(int argc, char **argv);
+int numerics_main(int argc, char **argv);
+int gradients_main(int argc, char **argv);
+int invariance_main(int argc, char **argv);
+
+#endif
