@@ -8,6 +8,7 @@ enum {
     kOnePassTokens = 1024, /* grad_w is read and written once a chunk: below this that costs more than the product */
     kRecomputeTokens = 4096,
     kLeastTokens = 128,
+    kKeptCols = 1024,
     kTileTokens = 128, /* of cuBLASLt's tiles, and the tiles that fill an H200 twice */
     kTileColumns = 256,
     kTiles = 264,
@@ -18,10 +19,10 @@ enum {
 
 static const int64_t kMib = 1 << 20;
 
-int64_t lli_cuda_forward_cols(const lli_cuda_cut *cut, int64_t n_rows) {
+int64_t lli_cuda_block_cols(const lli_cuda_cut *cut, int64_t n_rows) {
     const int64_t tile_rows = (lli_max(1, n_rows) + kTileTokens - 1) / kTileTokens;
     int64_t cols = lli_max(1, kTiles / tile_rows) * kTileColumns;
-    if (cut->forward_elems) cols = lli_min(cols, cut->forward_elems / lli_max(1, n_rows) / kTileCols * kTileCols);
+    if (cut->block_elems) cols = lli_min(cols, cut->block_elems / lli_max(1, n_rows) / kTileCols * kTileCols);
     return lli_max(kTileCols, lli_min(cols, cut->v_cols));
 }
 
@@ -55,7 +56,6 @@ lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, l
     cut.one_pass = cut.gradient && pass == LL_PASS_FORWARD_BACKWARD && config->one_pass;
     if (pass != LL_PASS_BACKWARD && !cut.one_pass) {
         cut.forward_tokens = config->forward_tokens;
-        cut.forward_elems = config->forward_tokens * config->forward_cols;
     }
     if (cut.gradient) {
         cut.want_x = !(p->frozen & LL_FROZEN_X);
@@ -70,6 +70,7 @@ lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, l
         cut.acc_tokens = !cut.want_x ? 0 : cut.columns_outside ? cut.n_tokens_max : cut.grad_tokens;
     }
     const int64_t chunk = lli_max(cut.forward_tokens, cut.grad_tokens);
+    cut.block_elems = lli_max(config->forward_tokens * config->forward_cols, chunk * kTileCols);
     cut.row_slots = pass == LL_PASS_BACKWARD ? 0 : lli_max(chunk, lli_min(kRowSlots, chunk * kParts));
     const int64_t row_bytes = cut.d_padded * element_bytes;
     cut.x_pack_rows = lli_min(lli_round_up(chunk, 64), lli_max(64, kPackMib * kMib / row_bytes));
@@ -84,9 +85,7 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
     lli_arena arena = {.base = base};
     const int64_t chunk = lli_max(cut->forward_tokens, cut->grad_tokens);
     const int64_t padded = lli_round_up(cut->grad_tokens, 64);
-    const int64_t block = lli_max(cut->forward_elems, cut->kept_cols >= cut->v_cols && cut->gradient
-                                                          ? 0
-                                                          : cut->grad_tokens * cut->sum_cols);
+    const bool all_kept = cut->one_pass && cut->kept_cols >= cut->v_cols;
     const int64_t groups = (cut->grad_tokens + kBiasRows - 1) / kBiasRows;
     const size_t e = (size_t)cut->element_bytes;
     *pieces = (lli_cuda_pieces){
@@ -95,7 +94,7 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
         .rows = lli_take(&arena, cut->row_slots, sizeof(lli_cuda_row)),
         .soft = cut->smoothing && cut->row_slots ? lli_take(&arena, chunk, sizeof(lli_exact)) : NULL,
         .grads = cut->gradient ? lli_take(&arena, cut->n_tokens_max, sizeof(lli_cuda_grad)) : NULL,
-        .logits = lli_take(&arena, block, sizeof(float)),
+        .logits = lli_take(&arena, all_kept ? 0 : cut->block_elems, sizeof(float)),
         .kept = lli_take(&arena, cut->grad_tokens * cut->kept_cols, sizeof(float)),
         .dz = cut->gradient ? lli_take(&arena, padded * cut->sum_cols, e) : NULL,
         .x_copy = cut->want_w ? lli_take(&arena, padded * cut->d_padded, e) : NULL,
@@ -125,13 +124,13 @@ static int64_t smaller(int64_t n) {
     return lli_max(kLeastTokens, n / 2 / kLeastTokens * kLeastTokens);
 }
 
-/* As many columns as the budget keeps: all, or whole blocks. 0: not worth it. */
+/* As many columns as the budget keeps: all, or a multiple of kKeptCols. 0: not worth it. */
 static int64_t fit_kept(const lli_problem *problem, const lli_config *one, size_t budget, int64_t v_cols) {
     lli_config c = *one;
     c.kept_cols = 0;
     if (bytes_of(problem, &c, LL_PASS_FORWARD_BACKWARD) <= budget) return v_cols;
-    for (c.kept_cols = v_cols / kSumCols * kSumCols; c.kept_cols >= v_cols / 4 && c.kept_cols > 0;
-         c.kept_cols -= kSumCols) {
+    for (c.kept_cols = v_cols / kKeptCols * kKeptCols; c.kept_cols >= v_cols / 4 && c.kept_cols > 0;
+         c.kept_cols -= kKeptCols) {
         if (bytes_of(problem, &c, LL_PASS_FORWARD_BACKWARD) <= budget) return c.kept_cols;
     }
     return 0;
@@ -162,7 +161,8 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
     lli_config c = {.forward_tokens = lli_min(n, kForwardTokens), .grad_tokens = lli_min(n, kRecomputeTokens)};
     const lli_config none = {0};
     lli_cuda_cut cut = lli_cuda_cut_make(problem, &none, LL_PASS_FORWARD);
-    c.forward_cols = lli_cuda_forward_cols(&cut, c.forward_tokens);
+    cut.block_elems = 0;
+    c.forward_cols = lli_cuda_block_cols(&cut, c.forward_tokens);
     while (bytes_of(problem, &c, LL_PASS_FORWARD) > budget) {
         if (c.forward_cols > kTileColumns) {
             c.forward_cols = lli_max(kTileColumns, c.forward_cols / 2 / kTileCols * kTileCols);
@@ -175,9 +175,15 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
     c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
     size_t most = bytes_of(problem, &c, LL_PASS_FORWARD);
     for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
-        while (bytes_of(problem, &c, (ll_pass)pass) > budget && c.grad_tokens > kLeastTokens) {
-            c.grad_tokens = smaller(c.grad_tokens);
-            c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
+        while (bytes_of(problem, &c, (ll_pass)pass) > budget) {
+            if (c.grad_tokens > kOnePassTokens || (c.forward_cols <= kTileColumns && c.grad_tokens > kLeastTokens)) {
+                c.grad_tokens = smaller(c.grad_tokens);
+                c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
+            } else if (c.forward_cols > kTileColumns) {
+                c.forward_cols = lli_max(kTileColumns, c.forward_cols / 2 / kTileCols * kTileCols);
+            } else {
+                break;
+            }
         }
     }
     try_one_pass(problem, budget, cut.v_cols, &c);

@@ -3,7 +3,8 @@
  *   forward       chunks of tokens outside; inside, blocks of columns whose f32 logits stay in the L2 cache
  *   one pass      chunks of tokens; the f32 logits of a chunk are kept for `kept_cols` columns, formed again for
  *                 the rest: 3 GEMMs and a part of a fourth
- *   recompute     blocks of kSumCols columns, chunks of tokens; either may be outside
+ *   recompute     blocks of kSumCols columns, chunks of tokens; either may be outside. The block's logits are formed
+ *                 and turned into dz in pieces that stay in the L2 cache
  *
  * Neither bits of rows nor of grad_x depend on the chunks; grad_w is a sum over chunks of tokens. */
 #ifndef LLI_CUDA_CUT_H
@@ -17,10 +18,11 @@ typedef struct lli_cuda_cut {
     int64_t element_bytes;
     int64_t v, v_cols; /* real columns, and rounded up to 64 */
     int64_t n_tokens_max;
-    int64_t forward_tokens, forward_elems;        /* 0: no forward of its own; f32 of its block */
-    int64_t grad_tokens, sum_cols, kept_cols;     /* 0 in a forward pass */
-    int64_t acc_tokens;                           /* rows of acc_x */
-    int64_t row_slots;                            /* lli_cuda_row of a chunk, all parts */
+    int64_t forward_tokens;                   /* 0: no forward of its own */
+    int64_t block_elems;                      /* f32 logits at a time */
+    int64_t grad_tokens, sum_cols, kept_cols; /* 0 in a forward pass */
+    int64_t acc_tokens;                       /* rows of acc_x */
+    int64_t row_slots;                        /* lli_cuda_row of a chunk, all parts */
     int64_t x_pack_rows;
     size_t scratch_bytes;
     bool one_pass, columns_outside, gradient, keep_acc_w;
@@ -33,7 +35,7 @@ typedef struct lli_cuda_pieces {
     lli_cuda_row *rows;     /* row_slots */
     lli_exact *soft;        /* by row of a chunk */
     lli_cuda_grad *grads;   /* by token */
-    float *logits;          /* a block */
+    float *logits;          /* block_elems */
     float *kept;            /* grad_tokens x kept_cols */
     void *dz;               /* grad_tokens rounded up to 64, x sum_cols */
     void *x_copy;           /* the same rows, x d_padded */
@@ -52,8 +54,8 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
 size_t lli_cuda_workspace(const lli_kernel *kernel, const lli_problem *problem, const lli_config *config,
                           ll_pass pass);
 
-/* Columns at a time for a forward chunk of n_rows. */
-int64_t lli_cuda_forward_cols(const lli_cuda_cut *cut, int64_t n_rows);
+/* Columns of n_rows tokens whose logits are formed at a time. */
+int64_t lli_cuda_block_cols(const lli_cuda_cut *cut, int64_t n_rows);
 /* Parts in which n_rows rows gather their statistics, of a block of n_cols. */
 int32_t lli_cuda_parts(const lli_cuda_cut *cut, int64_t n_rows, int64_t n_cols);
 

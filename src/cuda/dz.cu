@@ -69,6 +69,7 @@ static __device__ inline void store4(const lli_cuda_dz *args, int64_t r, int64_t
 
 static __device__ inline void load_row(const lli_cuda_dz *args, int64_t r, dz_row *row) {
     row->target = -1;
+    row->scale = 1.0f;
     row->grad.dead = 1;
     if (r >= args->n_rows) return;
     const int64_t y = target_of(&args->targets, args->first + r), at = y - args->column;

@@ -2,6 +2,8 @@
  * block after block; then the rows are finished. */
 #include "cuda/run.h"
 
+enum { kEvenCols = 8 }; /* cuBLASLt's products on sm_90 have a multiple of this many columns */
+
 bool lli_cuda_aligned(const ll_view *view) {
     const int64_t bytes = (int64_t)lli_dtype_bytes(view->dtype);
     return (uintptr_t)view->data % 16 == 0 && view->row_stride * bytes % 16 == 0 && view->cols * bytes % 16 == 0;
@@ -50,25 +52,29 @@ ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *ch
     /* No operand of one product beyond 2^30 elements: 32-bit offsets inside a kernel stay enough. */
     const int64_t most = aligned ? ((int64_t)1 << 30) / w->row_stride : (int64_t)run->cut.scratch_bytes / row_bytes;
     const int64_t step = lli_max(kTileCols, most / kTileCols * kTileCols);
-    for (int64_t c = 0; c < block->count; c += step) {
-        const int64_t n = lli_min(step, block->count - c);
+    for (int64_t c = 0, n; c < block->count; c += n) {
+        n = lli_min(step, block->count - c);
         const void *rows = lli_row(w, block->begin + c);
-        int64_t ld = w->row_stride;
-        if (!aligned) {
+        int64_t ld = w->row_stride, n_cols = n;
+        const bool odd = n % kEvenCols != 0;
+        if (aligned && odd && n > kEvenCols) {
+            n = n_cols = n / kEvenCols * kEvenCols; /* what is left comes round as a slice of its own */
+        } else if (!aligned || odd) {
+            n_cols = lli_round_up(n, kEvenCols);
             const lli_cuda_pack pack = {.from = rows,
                                         .to = run->pieces.scratch,
                                         .from_ld = ld,
                                         .to_ld = run->cut.d_padded,
                                         .n_rows = n,
                                         .n_cols = run->cut.d,
-                                        .padded_rows = n,
+                                        .padded_rows = n_cols,
                                         .padded_cols = run->cut.d_padded,
                                         .dtype = w->dtype};
             LLI_LAUNCH(run, "packing w", lli_cuda_pack_launch(&pack, run->stream));
             rows = run->pieces.scratch;
             ld = run->cut.d_padded;
         }
-        LLI_TRY(form_slice(run, chunk, block, c, n, rows, ld));
+        LLI_TRY(form_slice(run, chunk, block, c, n_cols, rows, ld));
     }
     return LL_STATUS_OK;
 }
@@ -138,7 +144,7 @@ ll_status lli_cuda_forward(const lli_cuda_run *run) {
     const int64_t n = run->call->n_tokens;
     for (int64_t first = 0; first < n; first += run->cut.forward_tokens) {
         const lli_cuda_chunk chunk = {first, lli_min(run->cut.forward_tokens, n - first)};
-        const int64_t cols = lli_cuda_forward_cols(&run->cut, chunk.count);
+        const int64_t cols = lli_cuda_block_cols(&run->cut, chunk.count);
         const int32_t parts = lli_cuda_parts(&run->cut, chunk.count, cols);
         for (int64_t c = 0; c < run->cut.v; c += cols) {
             const lli_cuda_block block = {c, lli_min(cols, run->cut.v - c), run->pieces.logits, cols};

@@ -2,7 +2,9 @@
 #include "cuda/gemm.h"
 #include "cuda/backend.h"
 
-static const char *const kind_names[kGemmKinds] = {"logits", "grad_x", "grad_w", "narrow grad_w"};
+#include <string.h>
+
+static const char *const kind_names[kGemmKinds] = {"logits", "grad_x", "grad_w", "grad_w", "narrow grad_w"};
 
 /* Sizes for which algorithms are ranked; never those of a call. */
 enum { kNominalTokens = 1024, kNominalCols = 8192, kCandidates = 16, kTrySize = 64 };
@@ -34,7 +36,7 @@ static cublasStatus_t make_shape(const lli_cuda_device *device, lli_gemm_kind ki
     const cudaDataType_t in = lt_dtype(device->dtype);
     const cudaDataType_t out = kind == LLI_GEMM_GRAD_W_NARROW ? in : CUDA_R_32F;
     const bool b_turned = kind == LLI_GEMM_LOGITS;
-    const bool a_turned = kind == LLI_GEMM_GRAD_W || kind == LLI_GEMM_GRAD_W_NARROW;
+    const bool a_turned = kind >= LLI_GEMM_GRAD_W;
     LT_TRY(cublasLtMatmulDescInit(&shape->desc, f32 ? CUBLAS_COMPUTE_32F_PEDANTIC : CUBLAS_COMPUTE_32F,
                                   CUDA_R_32F));
     LT_TRY(set_op(shape, CUBLASLT_MATMUL_DESC_TRANSA, b_turned ? CUBLAS_OP_T : CUBLAS_OP_N));
@@ -92,7 +94,7 @@ static bool whole_k(const cublasLtMatmulHeuristicResult_t *result) {
  * a stream capture may do. `memory`: operands of kTrySize rows of kTrySize f32 each. */
 static bool runs(const lli_cuda_device *device, lli_gemm_kind kind, const cublasLtMatmulAlgo_t *algo,
                  char *memory, const float *scalars, cudaStream_t stream) {
-    static const int64_t sizes[][3] = {{kTrySize, kTrySize, kTrySize}, {1, 17, 8}, {33, 1, kTrySize}};
+    static const int64_t sizes[][3] = {{kTrySize, kTrySize, kTrySize}, {1, 24, 8}, {33, 8, kTrySize}};
     const size_t matrix_bytes = (size_t)kTrySize * kTrySize * sizeof(float);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         lli_gemm g = {.rows = sizes[i][0],
@@ -152,6 +154,20 @@ static lli_gemm nominal_of(lli_gemm_kind kind, int64_t n_hidden, const float *sc
     return g;
 }
 
+/* Where an H200 measured another tile as faster than cuBLASLt's first; bench_cuda --algos shows all. */
+static void prefer(const lli_cuda_device *device, lli_gemm_kind kind, cublasLtMatmulHeuristicResult_t *results,
+                   int count) {
+    static const int32_t tiles[kGemmKinds] = {[LLI_GEMM_GRAD_W_ADD] = CUBLASLT_MATMUL_TILE_128x128};
+    if (device->arch != 90 || device->dtype == LL_DTYPE_F32 || !tiles[kind]) return;
+    for (int i = 1; i < count; i++) {
+        if (algo_int(&results[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID) != tiles[kind]) continue;
+        const cublasLtMatmulHeuristicResult_t better = results[i];
+        memmove(results + 1, results, (size_t)i * sizeof *results);
+        results[0] = better;
+        return;
+    }
+}
+
 static ll_status choose(lli_cuda_device *device, lli_gemm_kind kind, int64_t n_hidden, char *memory,
                         const float *scalars, cudaStream_t stream) {
     cublasLtMatmulHeuristicResult_t results[kCandidates];
@@ -159,6 +175,7 @@ static ll_status choose(lli_cuda_device *device, lli_gemm_kind kind, int64_t n_h
     const bool by_device = device->dtype == LL_DTYPE_F16 && kind >= LLI_GEMM_GRAD_W;
     const lli_gemm nominal = nominal_of(kind, n_hidden, by_device ? scalars : NULL);
     const cublasStatus_t status = candidates(device, kind, &nominal, results, &count);
+    prefer(device, kind, results, status == CUBLAS_STATUS_SUCCESS ? count : 0);
     for (int i = 0; status == CUBLAS_STATUS_SUCCESS && i < count; i++) {
         if (!whole_k(&results[i])) continue;
         if (!runs(device, kind, &results[i].algo, memory, nominal.alpha, stream)) continue;

@@ -6,7 +6,8 @@
  *
  * An algorithm is chosen from dtype, n_hidden, nominal sizes and the device alone, without split-k and without a
  * workspace, so the order in which an element's k is added up does not depend on how many tokens or columns a call
- * has; tests/cuda proves it by bits. Rows of operands start on 16 bytes. */
+ * has; tests/cuda proves it by bits. Rows of operands start on 16 bytes and results have a multiple of 8 columns: others
+ * are refused by cuBLASLt's kernels for sm_90. */
 #ifndef LLI_CUDA_GEMM_H
 #define LLI_CUDA_GEMM_H
 
@@ -18,6 +19,7 @@ typedef enum lli_gemm_kind {
     LLI_GEMM_LOGITS,
     LLI_GEMM_GRAD_X,
     LLI_GEMM_GRAD_W,
+    LLI_GEMM_GRAD_W_ADD, /* the same onto what is there: its time goes into reading and writing that */
     LLI_GEMM_GRAD_W_NARROW,
     kGemmKinds
 } lli_gemm_kind;
@@ -42,7 +44,7 @@ typedef struct lli_gemm {
     const float *alpha, *zero, *one;
 } lli_gemm;
 
-/* Chooses and tries all algorithms; `narrow`: also grad_w in w's dtype. UNSUPPORTED, CUDA. */
+/* Chooses and tries all algorithms. UNSUPPORTED, CUDA. */
 ll_status lli_gemm_open(lli_cuda_device *device, int64_t n_hidden);
 
 ll_status lli_gemm_run(const lli_cuda_device *device, lli_gemm_kind kind, const lli_gemm *gemm,

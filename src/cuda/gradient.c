@@ -5,10 +5,10 @@
  * A block has kSumCols columns whatever the budget, so grad_x, a sum over blocks, does not depend on it. */
 #include "cuda/run.h"
 
-/* Where the sum over chunks of tokens stands. */
+/* A chunk and a block, and where the sum over chunks stands. */
 typedef struct grad_step {
     const lli_cuda_chunk *chunk;
-    const lli_cuda_block *block;
+    int64_t begin, count; /* the block's columns */
     bool first_chunk, last_chunk;
     float *acc_x; /* of the chunk's first token */
 } grad_step;
@@ -40,31 +40,53 @@ static ll_status copy_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
     return LL_STATUS_OK;
 }
 
-static ll_status to_dz(const lli_cuda_run *run, const grad_step *step) {
-    const bool with_bias = run->call->args->grad_bias.data != NULL;
-    const lli_cuda_block *block = step->block;
-    const lli_cuda_dz dz = {.logits = block->logits,
-                            .ld = block->ld,
+/* dz of a piece of the block from its logits. */
+static ll_status to_dz(const lli_cuda_run *run, const grad_step *step, const lli_cuda_block *piece) {
+    const int64_t offset = piece->begin - step->begin;
+    const lli_cuda_dz dz = {.logits = piece->logits,
+                            .ld = piece->ld,
                             .n_rows = step->chunk->count,
-                            .n_cols = block->count,
-                            .column = block->begin,
+                            .n_cols = piece->count,
+                            .column = piece->begin,
                             .first = step->chunk->first,
                             .targets = run->targets,
                             .transform = run->transform,
                             .bias = run->pieces.bias,
                             .class_weight = run->call->args->class_weight,
                             .grads = run->pieces.grads + step->chunk->first,
-                            .dz = run->pieces.dz,
+                            .dz = (char *)run->pieces.dz + offset * run->cut.element_bytes,
                             .dz_ld = run->cut.sum_cols,
                             .padded_rows = padded_rows(step->chunk),
-                            .padded_cols = lli_round_up(block->count, kTileCols),
+                            .padded_cols = lli_round_up(piece->count, kTileCols),
                             .dtype = run->device->dtype,
-                            .bias_parts = with_bias ? run->pieces.bias_parts : NULL};
+                            .bias_parts = run->call->args->grad_bias.data ? run->pieces.bias_parts + offset : NULL};
     LLI_LAUNCH(run, "the gradients of logits", lli_cuda_dz_launch(&dz, run->stream));
-    if (!with_bias) return LL_STATUS_OK;
+    return LL_STATUS_OK;
+}
+
+/* dz of the block, piece by piece, from logits that were kept or are formed again; and its column sums. */
+static ll_status form_dz(const lli_cuda_run *run, const grad_step *step) {
+    const int64_t end = step->begin + step->count, cols = lli_cuda_block_cols(&run->cut, step->chunk->count);
+    for (int64_t c = step->begin, n; c < end; c += n) {
+        lli_cuda_block piece = {.begin = c};
+        if (c < run->cut.kept_cols) {
+            n = lli_min(end, run->cut.kept_cols) - c;
+            piece.logits = run->pieces.kept + c;
+            piece.ld = run->cut.kept_cols;
+            piece.count = n;
+        } else {
+            n = lli_min(end - c, cols);
+            piece.logits = run->pieces.logits;
+            piece.ld = cols;
+            piece.count = n;
+            LLI_TRY(lli_cuda_form_logits(run, step->chunk, &piece));
+        }
+        LLI_TRY(to_dz(run, step, &piece));
+    }
+    if (!run->call->args->grad_bias.data) return LL_STATUS_OK;
     LLI_LAUNCH(run, "adding up grad_bias",
                lli_cuda_bias_add_launch(run->pieces.bias_parts, (step->chunk->count + kBiasRows - 1) / kBiasRows,
-                                        block->count, run->pieces.acc_bias + block->begin, step->first_chunk,
+                                        step->count, run->pieces.acc_bias + step->begin, step->first_chunk,
                                         run->stream));
     return LL_STATUS_OK;
 }
@@ -75,7 +97,7 @@ static ll_status to_dz(const lli_cuda_run *run, const grad_step *step) {
 static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t offset, int64_t k, bool packed,
                        bool add) {
     const ll_view *w = &run->call->args->w;
-    const char *rows = lli_row(w, step->block->begin + offset);
+    const char *rows = lli_row(w, step->begin + offset);
     const int64_t e = run->cut.element_bytes, k_padded = lli_round_up(k, kTailCols);
     const int64_t fits = (int64_t)run->cut.scratch_bytes / (k_padded * e) / 8 * 8;
     const int64_t slice = packed ? lli_min(fits, run->cut.d_padded) : run->cut.d_padded;
@@ -114,8 +136,8 @@ static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t o
 static ll_status grad_x(const lli_cuda_run *run, const grad_step *step) {
     if (!run->call->args->grad_x.data) return LL_STATUS_OK;
     const bool aligned = lli_cuda_aligned(&run->call->args->w);
-    const int64_t whole = step->block->count / kTailCols * kTailCols, tail = step->block->count - whole;
-    const bool first = step->block->begin == 0;
+    const int64_t whole = step->count / kTailCols * kTailCols, tail = step->count - whole;
+    const bool first = step->begin == 0;
     if (whole) LLI_TRY(add_x(run, step, 0, whole, !aligned, !first));
     return tail ? add_x(run, step, whole, tail, true, !first || whole) : LL_STATUS_OK;
 }
@@ -182,14 +204,14 @@ static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
     const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_W;
     const bool f32 = out->dtype == LL_DTYPE_F32, fresh = step->first_chunk && !accumulate;
     const bool alone = step->first_chunk && step->last_chunk;
-    const int64_t begin = step->block->begin, count = step->block->count;
+    const int64_t begin = step->begin, count = step->count;
     if (lli_cuda_aligned(out) && run->cut.d == run->cut.d_padded && (f32 || (alone && !accumulate))) {
-        return multiply_w(run, step, 0, count, f32 ? LLI_GEMM_GRAD_W : LLI_GEMM_GRAD_W_NARROW,
-                          (void *)lli_row(out, begin), out->row_stride, !fresh);
+        const lli_gemm_kind kind = !f32 ? LLI_GEMM_GRAD_W_NARROW : fresh ? LLI_GEMM_GRAD_W : LLI_GEMM_GRAD_W_ADD;
+        return multiply_w(run, step, 0, count, kind, (void *)lli_row(out, begin), out->row_stride, !fresh);
     }
     if (!f32 && !alone) {
-        LLI_TRY(multiply_w(run, step, 0, count, LLI_GEMM_GRAD_W, run->pieces.acc_w, run->cut.d_padded,
-                           !step->first_chunk));
+        const lli_gemm_kind kind = step->first_chunk ? LLI_GEMM_GRAD_W : LLI_GEMM_GRAD_W_ADD;
+        LLI_TRY(multiply_w(run, step, 0, count, kind, run->pieces.acc_w, run->cut.d_padded, !step->first_chunk));
         return step->last_chunk ? emit_w(run, run->pieces.acc_w, begin, count, accumulate) : LL_STATUS_OK;
     }
     const int64_t slice = (int64_t)run->cut.scratch_bytes / (run->cut.d_padded * 4) / kTileCols * kTileCols;
@@ -226,38 +248,29 @@ static ll_status end_gradients(const lli_cuda_run *run) {
 
 /* ---- Orders ------------------------------------------------------------------------------------- */
 
-static ll_status gradients_of(const lli_cuda_run *run, const grad_step *step) {
-    LLI_TRY(to_dz(run, step));
-    LLI_TRY(grad_x(run, step));
-    return grad_w(run, step);
-}
-
-static lli_cuda_block block_at(const lli_cuda_run *run, int64_t c) {
-    const lli_cuda_block block = {c, lli_min(run->cut.sum_cols, run->cut.v - c), run->pieces.logits,
-                                  run->cut.sum_cols};
-    return block;
-}
-
-static grad_step step_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block) {
+static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c, float *acc_x) {
     const grad_step step = {.chunk = chunk,
-                            .block = block,
+                            .begin = c,
+                            .count = lli_min(run->cut.sum_cols, run->cut.v - c),
                             .first_chunk = chunk->first == 0,
                             .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
-                            .acc_x = run->pieces.acc_x};
-    return step;
+                            .acc_x = acc_x};
+    LLI_TRY(form_dz(run, &step));
+    LLI_TRY(grad_x(run, &step));
+    return grad_w(run, &step);
 }
 
 /* The chunk's forward, whose logits stay for columns below kept_cols. */
 static ll_status forward_kept(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
-    const int64_t kept = lli_min(run->cut.kept_cols, run->cut.v);
-    const lli_cuda_block whole = {0, kept, run->pieces.kept, run->cut.kept_cols};
-    const int32_t parts = lli_cuda_parts(&run->cut, chunk->count, lli_max(kept, run->cut.sum_cols));
-    LLI_TRY(lli_cuda_form_logits(run, chunk, &whole));
-    LLI_TRY(lli_cuda_gather(run, chunk, &whole, parts, true));
-    for (int64_t c = kept; c < run->cut.v; c += run->cut.sum_cols) {
-        const lli_cuda_block block = block_at(run, c);
+    const int64_t cols = lli_cuda_block_cols(&run->cut, chunk->count);
+    const int32_t parts = lli_cuda_parts(&run->cut, chunk->count, cols);
+    for (int64_t c = 0, n; c < run->cut.v; c += n) {
+        const bool kept = c < run->cut.kept_cols;
+        n = lli_min(cols, (kept ? lli_min(run->cut.kept_cols, run->cut.v) : run->cut.v) - c);
+        const lli_cuda_block block = {c, n, kept ? run->pieces.kept + c : run->pieces.logits,
+                                      kept ? run->cut.kept_cols : cols};
         LLI_TRY(lli_cuda_form_logits(run, chunk, &block));
-        LLI_TRY(lli_cuda_gather(run, chunk, &block, parts, false));
+        LLI_TRY(lli_cuda_gather(run, chunk, &block, parts, c == 0));
     }
     return lli_cuda_finish_rows(run, chunk, parts);
 }
@@ -269,27 +282,11 @@ ll_status lli_cuda_one_pass(const lli_cuda_run *run) {
         LLI_TRY(forward_kept(run, &chunk));
         LLI_TRY(copy_x(run, &chunk));
         for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
-            lli_cuda_block block = block_at(run, c);
-            if (c < run->cut.kept_cols) {
-                block.logits = run->pieces.kept + c;
-                block.ld = run->cut.kept_cols;
-            } else {
-                LLI_TRY(lli_cuda_form_logits(run, &chunk, &block));
-            }
-            const grad_step step = step_of(run, &chunk, &block);
-            LLI_TRY(gradients_of(run, &step));
+            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x));
         }
         LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
     }
     return end_gradients(run);
-}
-
-static ll_status recompute_block(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c, float *acc_x) {
-    const lli_cuda_block block = block_at(run, c);
-    grad_step step = step_of(run, chunk, &block);
-    step.acc_x = acc_x;
-    LLI_TRY(lli_cuda_form_logits(run, chunk, &block));
-    return gradients_of(run, &step);
 }
 
 static ll_status tokens_outside(const lli_cuda_run *run) {
@@ -298,7 +295,7 @@ static ll_status tokens_outside(const lli_cuda_run *run) {
         const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
         LLI_TRY(copy_x(run, &chunk));
         for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
-            LLI_TRY(recompute_block(run, &chunk, c, run->pieces.acc_x));
+            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x));
         }
         LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
     }
@@ -311,7 +308,7 @@ static ll_status columns_outside(const lli_cuda_run *run) {
         for (int64_t first = 0; first < n; first += tokens) {
             const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
             LLI_TRY(copy_x(run, &chunk));
-            LLI_TRY(recompute_block(run, &chunk, c, run->pieces.acc_x + first * run->cut.d_padded));
+            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x + first * run->cut.d_padded));
         }
     }
     const lli_cuda_chunk all = {0, n};

@@ -20,7 +20,7 @@
 #endif
 
 enum {
-    kSumCols = 8192, /* numerics: grad_x is a sum over blocks of this many columns, ascending */
+    kSumCols = 16384, /* numerics: grad_x is a sum over blocks of this many columns, ascending */
     kTailCols = 64,  /* numerics: the last block's part beyond a multiple of this is a block of its own */
     kBiasRows = 16,  /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
     kParts = 64      /* the most parts of a row whose statistics are gathered side by side */
@@ -137,7 +137,7 @@ typedef struct lli_cuda_dz {
     void *dz; /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
     int64_t dz_ld, padded_rows, padded_cols;
     int32_t dtype;
-    float *bias_parts; /* [ceil(n_rows / kBiasRows), kSumCols]; or NULL */
+    float *bias_parts; /* [ceil(n_rows / kBiasRows)] rows kSumCols apart; or NULL */
 } lli_cuda_dz;
 LLI_C int lli_cuda_dz_launch(const lli_cuda_dz *args, cudaStream_t stream);
 /* sum[column ...] (+)= the parts, ascending. */
