@@ -1,4 +1,4 @@
-/* bench_cuda [--algos] [nN:dD:vV ...]: the passes of linear_ce on this GPU, in turn with cuBLASLt's own time
+/* bench_cuda [--algos] [--budget-mib N] [nN:dD:vV ...]: the passes of linear_ce on this GPU, in turn with cuBLASLt's own time
  * for the products that they need: G1 of the logits product alone, G3 of all three, bf16 in and out, as its first
  * heuristic does them. A ratio is of neighbours in time, since a card slows down as it warms. --algos times every
  * algorithm without split-k at the sizes that the backend uses. */
@@ -27,6 +27,7 @@ static cublasLtHandle_t lt;
 static void *lt_workspace;
 static const size_t lt_workspace_bytes = (size_t)64 << 20;
 static cudaEvent_t begin_event, end_event;
+static long budget_mib; /* 0: the default */
 
 /* ---- Data --------------------------------------------------------------------------------------- */
 
@@ -223,6 +224,7 @@ static void open_plan(bench *s, bool narrow, size_t *bytes) {
     desc.n_hidden = s->d;
     desc.v_local = desc.v_total = s->v;
     desc.x_dtype = desc.w_dtype = LL_DTYPE_BF16;
+    desc.workspace_budget_bytes = (size_t)budget_mib << 20;
     desc.grad_w_dtype = narrow ? LL_DTYPE_BF16 : LL_DTYPE_F32;
     CHECK(ll_plan_create(&desc, &s->plan));
     size_t most = 0;
@@ -344,6 +346,9 @@ int main(int argc, char **argv) {
     int problems = 0;
     for (int i = 1; i < argc; i++) want_algos |= strcmp(argv[i], "--algos") == 0;
     for (int i = 1; i < argc; i++) problems += argv[i][0] == 'n';
+    for (int i = 1; i + 1 < argc; i++) {
+        if (strcmp(argv[i], "--budget-mib") == 0) budget_mib = strtol(argv[i + 1], NULL, 10);
+    }
     CHECK(cublasLtCreate(&lt));
     CHECK(cudaMalloc(&lt_workspace, lt_workspace_bytes));
     CHECK(cudaEventCreate(&begin_event));

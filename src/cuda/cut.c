@@ -14,7 +14,8 @@ enum {
     kTiles = 264,
     kPackMib = 8,
     kScratchMib = 16,
-    kRowSlots = 6400 /* rows x parts that keep all multiprocessors busy with statistics */
+    kStageCols = 2048, /* a step of stats.cu */
+    kRowSlots = 6400   /* rows x parts that keep all multiprocessors busy with statistics */
 };
 
 static const int64_t kMib = 1 << 20;
@@ -23,11 +24,12 @@ int64_t lli_cuda_block_cols(const lli_cuda_cut *cut, int64_t n_rows) {
     const int64_t tile_rows = (lli_max(1, n_rows) + kTileTokens - 1) / kTileTokens;
     int64_t cols = lli_max(1, kTiles / tile_rows) * kTileColumns;
     if (cut->block_elems) cols = lli_min(cols, cut->block_elems / lli_max(1, n_rows) / kTileCols * kTileCols);
+    if (cols > kStageCols) cols = cols / kStageCols * kStageCols;
     return lli_max(kTileCols, lli_min(cols, cut->v_cols));
 }
 
 int32_t lli_cuda_parts(const lli_cuda_cut *cut, int64_t n_rows, int64_t n_cols) {
-    const int64_t stages = (n_cols + 1023) / 1024; /* 1024 columns are a step of stats.cu */
+    const int64_t stages = (n_cols + kStageCols - 1) / kStageCols;
     int64_t parts = lli_min(kParts, cut->row_slots / lli_max(1, n_rows));
     parts = lli_max(1, lli_min(parts, stages));
     return (int32_t)((stages + (stages + parts - 1) / parts - 1) / ((stages + parts - 1) / parts));

@@ -15,39 +15,53 @@
 
 enum { kThreads = 256, kCols = 4, kBlockCols = kThreads * kCols, kAhead = 4 };
 
-typedef struct dz_row {
-    lli_row_grad grad;
-    float scale;
+/* What the inner loop needs of a row, in two 16-byte pieces, and the rest. */
+typedef struct __align__(16) dz_row {
+    float alpha, k, fraction, gamma;
+    float entropy, epsilon, scale, target_dz;
     int32_t target; /* column in the block; -1: none of it */
+    int32_t dead, wide, reserved;
+    double lse;
 } dz_row;
 
 /* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T; d = (z - lse) log2 e carries lse - z. */
-static __device__ inline float dz_of(const lli_cuda_transform *transform, const lli_row_grad *grad, float raw,
-                                     float cw) {
-    float slope;
-    const float z = logit_of(transform, raw, &slope);
-    float dz;
-    if (grad->wide) {
-        dz = lli_row_dz_wide(grad, z, cw);
-    } else {
-        float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -grad->k));
-        d = d - grad->fraction;
-        const float bounded = -126.0f > d ? -126.0f : d;
-        const float p = d >= -126.0f ? exp2_grid(bounded, 0) : 0.0f;
-        dz = p * grad->alpha;
-        if (grad->gamma != 0.0f) {
-            const float surprise = bounded * -0x1.62e430p-1f - grad->entropy;
-            dz = fmaf(p * grad->gamma, surprise, dz);
-        }
-        if (grad->epsilon != 0.0f) dz = dz - grad->epsilon * cw;
+template <bool kGamma, bool kPlain>
+static __device__ inline float dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw, float cw) {
+    const float kShift = 0x1.8p23f;
+    float slope, z = raw;
+    if (!kPlain) z = logit_of(transform, raw, &slope);
+    const float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -row->k)) - row->fraction;
+    const float bounded = -126.0f > d ? -126.0f : d;
+    const float shifted = bounded + kShift, f = bounded - (shifted - kShift);
+    const float near_one = fmaf(exp2_quotient(f), f, 1.0f);
+    /* times 2^rint by the exponent field, exact: the product is normal where it is kept */
+    const float p = d >= -126.0f
+                        ? __uint_as_float(__float_as_uint(near_one) + (__float_as_uint(shifted) << 23))
+                        : 0.0f;
+    float dz = p * row->alpha;
+    if (kGamma) {
+        const float surprise = bounded * -0x1.62e430p-1f - row->entropy;
+        dz = fmaf(p * row->gamma, surprise, dz);
     }
+    if (kPlain) return dz;
+    if (row->epsilon != 0.0f) dz = dz - row->epsilon * cw;
     if (transform->softcap != 0.0f) dz = dz * slope;
     return transform->temperature != 1.0f ? dz / transform->temperature : dz;
 }
 
-static __device__ inline float target_dz_of(const lli_cuda_transform *transform, const lli_row_grad *grad,
-                                            float raw) {
-    float slope, dz = grad->target_dz;
+/* Beyond the float formula. */
+static __device__ float wide_dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw, float cw) {
+    float slope;
+    const float z = logit_of(transform, raw, &slope);
+    lli_row_grad grad = {.alpha = row->alpha, .gamma = row->gamma, .epsilon = row->epsilon, .entropy = row->entropy};
+    grad.lse = row->lse;
+    float dz = lli_row_dz_wide(&grad, z, cw);
+    if (transform->softcap != 0.0f) dz = dz * slope;
+    return transform->temperature != 1.0f ? dz / transform->temperature : dz;
+}
+
+static __device__ inline float target_dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw) {
+    float slope, dz = row->target_dz;
     (void)logit_of(transform, raw, &slope);
     if (transform->softcap != 0.0f) dz = dz * slope;
     return transform->temperature != 1.0f ? dz / transform->temperature : dz;
@@ -68,33 +82,59 @@ static __device__ inline void store4(const lli_cuda_dz *args, int64_t r, int64_t
 }
 
 static __device__ inline void load_row(const lli_cuda_dz *args, int64_t r, dz_row *row) {
-    row->target = -1;
-    row->scale = 1.0f;
-    row->grad.dead = 1;
-    if (r >= args->n_rows) return;
+    *row = dz_row{.scale = 1.0f, .target = -1, .dead = 1};
+    if (r >= args->n_rows || args->grads[r].row.dead) return;
+    const lli_row_grad *grad = &args->grads[r].row;
     const int64_t y = target_of(&args->targets, args->first + r), at = y - args->column;
-    row->grad = args->grads[r].row;
-    row->scale = __uint_as_float((uint32_t)(127 - args->grads[r].exponent) << 23);
-    if (y >= 0 && row->grad.has_target && at >= 0 && at < args->n_cols) row->target = (int32_t)at;
+    *row = dz_row{.alpha = grad->alpha, .k = grad->k, .fraction = grad->fraction, .gamma = grad->gamma,
+                  .entropy = grad->entropy, .epsilon = grad->epsilon,
+                  .scale = __uint_as_float((uint32_t)(127 - args->grads[r].exponent) << 23),
+                  .target_dz = grad->target_dz, .target = -1, .dead = 0, .wide = grad->wide};
+    row->lse = grad->lse;
+    if (y >= 0 && grad->has_target && at >= 0 && at < args->n_cols) row->target = (int32_t)at;
 }
 
-/* Row r of the block's rows: dz of the thread's columns from their raw products. */
-static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *row, const float4 raw4, int64_t c,
+/* A row's dz in the thread's columns, from their raw products. */
+template <bool kPlain>
+static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *shared, const float4 raw4, int32_t c,
                                      const float *bias, const float *cw, float *dz) {
-    const float raw[kCols] = {raw4.x, raw4.y, raw4.z, raw4.w};
+    const dz_row row = *shared;
+    float raw[kCols] = {raw4.x, raw4.y, raw4.z, raw4.w};
+    if (!kPlain && args->bias) {
 #pragma unroll
-    for (int i = 0; i < kCols; i++) {
-        dz[i] = 0.0f;
-        if (row->grad.dead || c + i >= args->n_cols) continue;
-        const float value = args->bias ? raw[i] + bias[i] : raw[i];
-        dz[i] = dz_of(&args->transform, &row->grad, value, cw[i]);
-        if (row->target == c + i) dz[i] = target_dz_of(&args->transform, &row->grad, value);
+        for (int i = 0; i < kCols; i++) raw[i] = raw[i] + bias[i];
+    }
+    if (row.dead) {
+#pragma unroll
+        for (int i = 0; i < kCols; i++) dz[i] = 0.0f;
+        return;
+    }
+    if (row.wide) {
+        for (int i = 0; i < kCols; i++) dz[i] = wide_dz_of(&args->transform, &row, raw[i], cw[i]);
+    } else if (row.gamma != 0.0f) {
+#pragma unroll
+        for (int i = 0; i < kCols; i++) dz[i] = dz_of<true, kPlain>(&args->transform, &row, raw[i], cw[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < kCols; i++) dz[i] = dz_of<false, kPlain>(&args->transform, &row, raw[i], cw[i]);
+    }
+    if ((uint32_t)(row.target - c) < kCols) {
+#pragma unroll
+        for (int i = 0; i < kCols; i++) {
+            if (row.target == c + i) dz[i] = target_dz_of(&args->transform, &row, raw[i]);
+        }
+    }
+    if (c + kCols > args->n_cols) {
+        for (int i = 0; i < kCols; i++) {
+            if (c + i >= args->n_cols) dz[i] = 0.0f;
+        }
     }
 }
 
+template <bool kPlain>
 static __global__ void __launch_bounds__(kThreads) dz(const __grid_constant__ lli_cuda_dz args) {
     __shared__ dz_row rows[kBiasRows];
-    const int64_t c = (int64_t)blockIdx.x * kBlockCols + threadIdx.x * kCols;
+    const int32_t c = (int32_t)blockIdx.x * kBlockCols + threadIdx.x * kCols;
     const int64_t first = (int64_t)blockIdx.y * kBiasRows;
     if (threadIdx.x < kBiasRows) load_row(&args, first + threadIdx.x, &rows[threadIdx.x]);
     __syncthreads(); /* the rows' coefficients, read by every thread */
@@ -105,19 +145,22 @@ static __global__ void __launch_bounds__(kThreads) dz(const __grid_constant__ ll
         bias[i] = inside && args.bias ? args.bias[args.column + c + i] : 0.0f;
         cw[i] = inside && args.class_weight ? args.class_weight[args.column + c + i] : 1.0f;
     }
+    const float *logits = args.logits + first * args.ld + c;
+#pragma unroll 1
     for (int r0 = 0; r0 < kBiasRows; r0 += kAhead) {
         float4 raw[kAhead];
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
-            const bool wanted = !rows[r0 + i].grad.dead && c < args.n_cols;
-            raw[i] = wanted ? *(const float4 *)(args.logits + (first + r0 + i) * args.ld + c)
-                            : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            const bool wanted = !rows[r0 + i].dead && c < args.n_cols;
+            raw[i] = wanted ? *(const float4 *)(logits + (r0 + i) * args.ld) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
             float dz[kCols];
-            row_dz(&args, &rows[r0 + i], raw[i], c, bias, cw, dz);
-            for (int j = 0; j < kCols; j++) sum[j] = sum[j] + dz[j];
+            row_dz<kPlain>(&args, &rows[r0 + i], raw[i], c, bias, cw, dz);
+            if (args.bias_parts) {
+                for (int j = 0; j < kCols; j++) sum[j] = sum[j] + dz[j];
+            }
             if (first + r0 + i < args.padded_rows) store4(&args, first + r0 + i, c, dz, rows[r0 + i].scale);
         }
     }
@@ -138,7 +181,10 @@ static __global__ void bias_add(const float *parts, int64_t n_parts, int64_t n_c
 extern "C" int lli_cuda_dz_launch(const lli_cuda_dz *args, cudaStream_t stream) {
     const dim3 grid((unsigned)blocks_for(args->padded_cols, kBlockCols),
                     (unsigned)blocks_for(args->padded_rows, kBiasRows));
-    return launch(dz, grid, dim3(kThreads), 0, stream, *args);
+    const bool plain = !args->bias && !args->smoothing && args->transform.softcap == 0.0f &&
+                       args->transform.temperature == 1.0f;
+    if (plain) return launch(dz<true>, grid, dim3(kThreads), 0, stream, *args);
+    return launch(dz<false>, grid, dim3(kThreads), 0, stream, *args);
 }
 
 extern "C" int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int64_t n_cols, float *sum,
@@ -149,6 +195,7 @@ extern "C" int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int
 
 extern "C" int lli_cuda_load_dz(void) {
     cudaFuncAttributes a;
-    const int status = (int)cudaFuncGetAttributes(&a, dz);
+    int status = (int)cudaFuncGetAttributes(&a, dz<true>);
+    if (!status) status = (int)cudaFuncGetAttributes(&a, dz<false>);
     return status ? status : (int)cudaFuncGetAttributes(&a, bias_add);
 }

@@ -116,10 +116,10 @@ static __global__ void __launch_bounds__(kThreads) finish(const __grid_constant_
         double loss = 0.0, z_loss = 0.0, z_row = 0.0;
         int64_t argmax = -1;
         if (y != kIgnored) {
-            result = merge_parts(&args, r, terms.class_total, &argmax);
             if (y == kBad) {
                 result.lse = result.nll = result.entropy = result.soft_sum = kNan;
-                argmax = -1;
+            } else {
+                result = merge_parts(&args, r, terms.class_total, &argmax);
             }
             lli_row_loss(&terms, &result, i, y == kBad ? 0 : y, &loss, &z_loss);
             exact_add_parts(&loss_sum, lli_exact_split_f32((float)loss));

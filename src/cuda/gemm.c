@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-static const char *const kind_names[kGemmKinds] = {"logits", "grad_x", "grad_w", "grad_w", "narrow grad_w"};
+static const char *const kind_names[kGemmKinds] = {"logits", "grad_x", "grad_x", "grad_w", "grad_w", "narrow grad_w"};
 
 /* Sizes for which algorithms are ranked; never those of a call. */
 enum { kNominalTokens = 1024, kNominalCols = 8192, kCandidates = 16, kTrySize = 64 };
@@ -143,7 +143,7 @@ static int64_t round_up(int64_t n, int64_t unit) {
 static lli_gemm nominal_of(lli_gemm_kind kind, int64_t n_hidden, const float *scalars) {
     const int64_t d = round_up(n_hidden, 8);
     lli_gemm g = {.rows = kNominalTokens, .cols = kNominalCols, .k = d, .a_ld = d, .b_ld = d, .c_ld = kNominalCols};
-    if (kind == LLI_GEMM_GRAD_X) {
+    if (kind == LLI_GEMM_GRAD_X || kind == LLI_GEMM_GRAD_X_FEW) {
         g = (lli_gemm){.rows = kNominalTokens, .cols = d, .k = kNominalCols, .a_ld = kNominalCols};
         g.b_ld = g.c_ld = d;
     } else if (kind != LLI_GEMM_LOGITS) {
@@ -157,7 +157,8 @@ static lli_gemm nominal_of(lli_gemm_kind kind, int64_t n_hidden, const float *sc
 /* Where an H200 measured another tile as faster than cuBLASLt's first; bench_cuda --algos shows all. */
 static void prefer(const lli_cuda_device *device, lli_gemm_kind kind, cublasLtMatmulHeuristicResult_t *results,
                    int count) {
-    static const int32_t tiles[kGemmKinds] = {[LLI_GEMM_GRAD_W_ADD] = CUBLASLT_MATMUL_TILE_128x128};
+    static const int32_t tiles[kGemmKinds] = {[LLI_GEMM_GRAD_X_FEW] = CUBLASLT_MATMUL_TILE_256x64,
+                                               [LLI_GEMM_GRAD_W_ADD] = CUBLASLT_MATMUL_TILE_128x160};
     if (device->arch != 90 || device->dtype == LL_DTYPE_F32 || !tiles[kind]) return;
     for (int i = 1; i < count; i++) {
         if (algo_int(&results[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID) != tiles[kind]) continue;

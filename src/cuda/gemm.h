@@ -18,11 +18,15 @@
 typedef enum lli_gemm_kind {
     LLI_GEMM_LOGITS,
     LLI_GEMM_GRAD_X,
+    LLI_GEMM_GRAD_X_FEW, /* up to kFewRows tokens: the same bits, which tests/cuda shows for sm_90; elsewhere the
+                          * same algorithm */
     LLI_GEMM_GRAD_W,
     LLI_GEMM_GRAD_W_ADD, /* the same onto what is there: its time goes into reading and writing that */
     LLI_GEMM_GRAD_W_NARROW,
     kGemmKinds
 } lli_gemm_kind;
+
+enum { kFewRows = 1024 };
 
 /* What a plan keeps of its device. */
 typedef struct lli_cuda_device {

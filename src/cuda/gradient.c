@@ -53,6 +53,7 @@ static ll_status to_dz(const lli_cuda_run *run, const grad_step *step, const lli
                             .transform = run->transform,
                             .bias = run->pieces.bias,
                             .class_weight = run->call->args->class_weight,
+                            .smoothing = run->cut.smoothing,
                             .grads = run->pieces.grads + step->chunk->first,
                             .dz = (char *)run->pieces.dz + offset * run->cut.element_bytes,
                             .dz_ld = run->cut.sum_cols,
@@ -127,7 +128,8 @@ static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t o
             g.b = run->pieces.scratch;
             g.b_ld = n;
         }
-        LLI_TRY(lli_gemm_run(run->device, LLI_GEMM_GRAD_X, &g, run->pass, run->stream));
+        const lli_gemm_kind kind = g.rows > kFewRows ? LLI_GEMM_GRAD_X : LLI_GEMM_GRAD_X_FEW;
+        LLI_TRY(lli_gemm_run(run->device, kind, &g, run->pass, run->stream));
     }
     return LL_STATUS_OK;
 }

@@ -2,9 +2,9 @@
  * that label smoothing needs. The same operations in the same order as src/cpu/micro_row.h, so equal logits give
  * equal bits.
  *
- *   a half-warp    one row, 1024 columns at a time: cp.async into shared memory, 256 contiguous bytes a step
+ *   a warp         one row, 2048 columns at a time: cp.async into shared memory, 512 contiguous bytes a step
  *   a lane         one canonical tile of 64 columns: maximum, then 2^d on the integer grid
- *   then           lanes are merged by shuffles, and the row's state in global memory by lane 0
+ *   then           lanes are added up by shuffles, and into the row's state in global memory by lane 0
  *
  * Shared memory: a tile has 68 floats, so that the 16-byte reads of 8 lanes at a stride of 272 bytes touch every
  * bank once. Nothing is shared between warps, so there are no block barriers. A row that is ignored is not read. */
@@ -14,8 +14,8 @@
 #include <cuda_pipeline_primitives.h>
 
 enum {
-    kWarps = 4,
-    kLanes = 16, /* of a row */
+    kWarps = 2, /* of a block: few, so that a multiprocessor is refilled in small steps */
+    kLanes = 32,
     kTileStride = kTileCols + 4,
     kStageCols = kLanes * kTileCols
 };
@@ -28,25 +28,18 @@ typedef struct stats_row {
 
 /* ---- One tile ----------------------------------------------------------------------------------- */
 
-/* 2^30 p and 2^30 p (-d) of two logits: each is at most 2^30, so a pair fits 32 bits. */
+/* 2^30 p and 2^30 p (-d) of a logit. */
 template <bool kEntropy>
-static __device__ inline void add_pair(float z0, float z1, float minus_k, uint64_t *s, uint64_t *u) {
-    uint32_t s2 = 0, u2 = 0;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        const float z = i ? z1 : z0;
-        const float d = fmaxf(fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k)), -64.0f);
-        const float shifted = d + 0x1.8p23f; /* rint(d) in the low bits */
-        const float f = d - (shifted - 0x1.8p23f);
-        const float p = fmaf(exp2_quotient(f), f, 1.0f);
-        /* times 2^(rint(d) + 30) by the exponent field: the product is normal and exact */
-        const float scaled =
-            __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23) + ((uint32_t)kGridBits << 23));
-        s2 += __float2uint_rn(scaled);
-        if (kEntropy) u2 += __float2uint_rn(scaled * -d);
-    }
-    *s += s2;
-    if (kEntropy) *u += u2;
+static __device__ inline void grid_terms(float z, float minus_k, uint32_t *s, uint32_t *u) {
+    const float kShift = 0x1.8p23f + kGridBits; /* leaves rint(d) + 30 in the low bits */
+    const float d = fmaxf(fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k)), -64.0f);
+    const float shifted = d + kShift;
+    const float f = d - (shifted - kShift);
+    const float p = fmaf(exp2_quotient(f), f, 1.0f);
+    /* times 2^(rint(d) + 30) by the exponent field: the product is normal and exact */
+    const float scaled = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+    *s = __float2uint_rn(scaled);
+    if (kEntropy) *u = __float2uint_rn(scaled * -d);
 }
 
 template <bool kEntropy>
@@ -61,8 +54,15 @@ static __device__ inline void tile_sums(const float *z, float zmax, lli_softmax 
 #pragma unroll 4
     for (int q = 0; q < kTileCols / 4; q++) {
         const float4 x = ((const float4 *)z)[q];
-        add_pair<kEntropy>(x.x, x.y, -k, &s, &u);
-        add_pair<kEntropy>(x.z, x.w, -k, &s, &u);
+        uint32_t s4[4], u4[4];
+        grid_terms<kEntropy>(x.x, -k, &s4[0], &u4[0]);
+        grid_terms<kEntropy>(x.y, -k, &s4[1], &u4[1]);
+        grid_terms<kEntropy>(x.z, -k, &s4[2], &u4[2]);
+        grid_terms<kEntropy>(x.w, -k, &s4[3], &u4[3]);
+        /* terms of s are at most 2^30 and of u at most 0.54 2^30: a pair, and four, fit 32 bits */
+        s += s4[0] + s4[1];
+        s += s4[2] + s4[3];
+        if (kEntropy) u += u4[0] + u4[1] + u4[2] + u4[3];
     }
     lli_softmax_add(row, (int32_t)k, (int64_t)s, (int64_t)u);
 }
@@ -150,22 +150,24 @@ static __device__ inline void gather_tile(const lli_cuda_stats *args, int64_t r,
     out->rest = tile;
 }
 
-static __device__ inline int64_t shuffle64(int64_t value, int mask) {
-    return (int64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)value, mask);
+static __device__ inline int64_t sum_lanes(int64_t value) {
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+        value += (int64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)value, mask);
+    }
+    return value;
 }
 
-/* Every lane of the row gets the merge of all; integers, so the order does not matter. */
-static __device__ inline void merge_lanes(stats_row *row) {
-#pragma unroll 1
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
-        lli_softmax other;
+/* Every lane gets the sum of all: hung at one height, limbs add up. Integers, so the order does not matter. */
+static __device__ inline void merge_lanes(const lli_cuda_stats *args, bool entropy, stats_row *row) {
+    lli_softmax_raise(&row->sums, __reduce_max_sync(0xffffffffu, row->sums.top));
 #pragma unroll
-        for (int i = 0; i < 3; i++) {
-            other.s[i] = shuffle64(row->sums.s[i], mask);
-            other.u[i] = shuffle64(row->sums.u[i], mask);
-        }
-        other.top = __shfl_xor_sync(0xffffffffu, row->sums.top, mask);
-        lli_softmax_merge(&row->sums, &other);
+    for (int i = 0; i < 3; i++) {
+        row->sums.s[i] = sum_lanes(row->sums.s[i]);
+        if (entropy) row->sums.u[i] = sum_lanes(row->sums.u[i]);
+    }
+    if (!args->want_argmax) return;
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
         const float max = __shfl_xor_sync(0xffffffffu, row->max, mask);
         const int32_t tile = __shfl_xor_sync(0xffffffffu, row->max_tile, mask);
         if (tile >= 0 && (row->max_tile < 0 || max > row->max || (max == row->max && tile < row->max_tile))) {
@@ -179,12 +181,12 @@ static __device__ inline void merge_lanes(stats_row *row) {
 static __device__ inline int32_t find_max(const lli_cuda_stats *args, const float *logits, int lane,
                                           const stats_row *row) {
     int32_t at = kTileCols;
-    for (int i = 3; i >= 0; i--) {
-        const int64_t c = row->max_tile + 4 * lane + i;
+    for (int i = 1; i >= 0; i--) {
+        const int64_t c = row->max_tile + 2 * lane + i;
         if (row->max_tile < 0 || c >= args->n_cols) continue;
         float slope, raw = logits[c];
         if (args->bias) raw = raw + args->bias[args->column + c];
-        if (logit_of(&args->transform, raw, &slope) == row->max) at = 4 * lane + i;
+        if (logit_of(&args->transform, raw, &slope) == row->max) at = 2 * lane + i;
     }
     for (int mask = kLanes / 2; mask > 0; mask /= 2) {
         const int32_t other = __shfl_xor_sync(0xffffffffu, at, mask);
@@ -193,41 +195,53 @@ static __device__ inline int32_t find_max(const lli_cuda_stats *args, const floa
     return at;
 }
 
+/* Stages the row's next 2048 columns, of which `readable` are there: a half-warp a tile, two tiles a step. */
+static __device__ inline void load_stage(const float *logits, int64_t readable, int lane, float *stage) {
+    const float *from = logits + 4 * lane;
+    float *to = stage + lane / 16 * kTileStride + 4 * (lane % 16);
+    if (readable >= kStageCols) {
+#pragma unroll
+        for (int step = 0; step < kLanes / 2; step++) {
+            __pipeline_memcpy_async(to + 2 * step * kTileStride, from + 2 * step * kTileCols, 16);
+        }
+    } else {
+        for (int step = 0; step < kLanes / 2; step++) {
+            if (2 * step * kTileCols + 4 * lane >= readable) break;
+            __pipeline_memcpy_async(to + 2 * step * kTileStride, from + 2 * step * kTileCols, 16);
+        }
+    }
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
+}
+
 template <bool kEntropy, bool kPlain>
-static __global__ void __launch_bounds__(32 * kWarps, 6)
-    stats(const __grid_constant__ lli_cuda_stats args) {
-    __shared__ __align__(16) float tiles[kWarps * 2 * kLanes * kTileStride];
-    const int warp = threadIdx.x / 32, half = threadIdx.x % 32 / kLanes, lane = threadIdx.x % kLanes;
-    const int64_t r = ((int64_t)blockIdx.x * kWarps + warp) * 2 + half;
-    const int64_t y = r < args.n_rows ? target_of(&args.targets, args.first + r) : kIgnored;
-    const bool active = y >= 0;
-    float *stage = tiles + (warp * 2 + half) * kLanes * kTileStride;
-    const float *logits = args.logits + r * args.ld;
+static __global__ void __launch_bounds__(32 * kWarps, 12) stats(const __grid_constant__ lli_cuda_stats args) {
+    __shared__ __align__(16) float tiles[kWarps * kLanes * kTileStride];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t r = (int64_t)blockIdx.x * kWarps + warp;
+    if (r >= args.n_rows) return; /* a whole warp */
+    const int64_t y = target_of(&args.targets, args.first + r);
     lli_cuda_row *out = &args.rows[blockIdx.y * args.row_stride + r];
+    if (y < 0) return; /* ignored or bad: its state is not read either */
+    float *stage = tiles + warp * kLanes * kTileStride;
+    const float *logits = args.logits + r * args.ld;
     stats_row row = {.max = -INFINITY, .max_tile = -1};
     lli_softmax_clear(&row.sums);
-    if (active && args.fresh && lane == 0) out->has_target = 0;
+    if (args.fresh && lane == 0) out->has_target = 0;
     __syncwarp(); /* before the lane that meets the target sets it */
     const int64_t readable = (args.n_cols + kTileCols - 1) / kTileCols * kTileCols;
     for (int64_t c0 = (int64_t)blockIdx.y * kStageCols; c0 < args.n_cols; c0 += (int64_t)gridDim.y * kStageCols) {
-        for (int tile = 0; active && tile < kLanes; tile++) {
-            const int64_t c = c0 + tile * kTileCols;
-            if (c < readable) {
-                __pipeline_memcpy_async(stage + tile * kTileStride + 4 * lane, logits + c + 4 * lane, 16);
-            }
-        }
-        __pipeline_commit();
-        __pipeline_wait_prior(0);
+        load_stage(logits + c0, readable - c0, lane, stage);
         __syncwarp(); /* the other lanes' copies have landed too */
         const int64_t c = c0 + lane * kTileCols;
-        if (active && c < args.n_cols) {
+        if (c < args.n_cols) {
             gather_tile<kEntropy, kPlain>(&args, r, y, c, stage + lane * kTileStride, out, &row);
         }
         __syncwarp(); /* every lane has read its tile before the next stage is written */
     }
-    merge_lanes(&row);
+    merge_lanes(&args, kEntropy, &row);
     const int32_t at = args.want_argmax ? find_max(&args, logits, lane, &row) : 0;
-    if (!active || lane != 0) return;
+    if (lane != 0) return;
     const bool found = args.want_argmax && row.max_tile >= 0;
     const int64_t argmax = found ? args.column + row.max_tile + at : -1;
     if (!args.fresh) {
@@ -248,7 +262,7 @@ static __global__ void __launch_bounds__(32 * kWarps, 6)
 extern "C" int lli_cuda_stats_launch(const lli_cuda_stats *args, cudaStream_t stream) {
     const bool plain = !args->bias && !args->soft && args->transform.softcap == 0.0f &&
                        args->transform.temperature == 1.0f;
-    const dim3 grid((unsigned)blocks_for(args->n_rows, 2 * kWarps), (unsigned)args->parts), block(32 * kWarps);
+    const dim3 grid((unsigned)blocks_for(args->n_rows, kWarps), (unsigned)args->parts), block(32 * kWarps);
     if (plain && args->want_entropy) return launch(stats<true, true>, grid, block, 0, stream, *args);
     if (plain) return launch(stats<false, true>, grid, block, 0, stream, *args);
     if (args->want_entropy) return launch(stats<true, false>, grid, block, 0, stream, *args);

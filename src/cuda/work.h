@@ -133,6 +133,7 @@ typedef struct lli_cuda_dz {
     lli_cuda_targets targets;
     lli_cuda_transform transform;
     const float *bias, *class_weight;
+    int32_t smoothing;          /* epsilon of a row may be other than 0 */
     const lli_cuda_grad *grads; /* of the chunk's rows */
     void *dz; /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
     int64_t dz_ld, padded_rows, padded_cols;

@@ -26,9 +26,11 @@ void device_release(void *data) {
 }
 void device_fill(void *data, int byte, size_t bytes) {
     (void)fine(cudaMemset(data, byte, bytes), "cudaMemset");
+    (void)cudaDeviceSynchronize();
 }
 void device_write(void *to, const void *from, size_t bytes) {
     (void)fine(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
+    (void)cudaDeviceSynchronize(); /* streams that do not wait for the default one may run ahead of its last part */
 }
 void device_read(void *to, const void *from, size_t bytes) {
     (void)fine(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
@@ -51,6 +53,11 @@ int device_current(void) {
 ll_stream stream_open(void) {
     cudaStream_t stream = NULL;
     (void)fine(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    return stream;
+}
+ll_stream stream_open_blocking(void) {
+    cudaStream_t stream = NULL;
+    (void)fine(cudaStreamCreate(&stream), "cudaStreamCreate");
     return stream;
 }
 void stream_close(ll_stream stream) {

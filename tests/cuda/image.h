@@ -43,6 +43,7 @@ int device_count(void);
 void device_use(int device);
 int device_current(void);
 ll_stream stream_open(void);
+ll_stream stream_open_blocking(void); /* ordered with the default stream */
 void stream_close(ll_stream stream);
 bool stream_wait(ll_stream stream);
 /* Capture on a stream; a graph is launched on it. NULL where the capture failed. */

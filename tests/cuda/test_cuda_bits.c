@@ -66,7 +66,7 @@ static void any_number_of_tokens_and_any_position(void **state) {
             failed += check_part(&problem, &operands, &want, last - last % 3 / 2, counts[c], 0);
             if (c % 3 == 0) failed += check_part(&problem, &operands, &want, last / 2 + 1, counts[c], 0);
         }
-        for (int64_t mib = 24; mib < 200; mib *= 2) {
+        for (int64_t mib = 48; mib < 200; mib += mib / 2) {
             failed += check_part(&problem, &operands, &want, 0, problem.n_tokens, mib << 10);
         }
         results_destroy(&want);

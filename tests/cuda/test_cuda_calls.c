@@ -241,20 +241,21 @@ static void targets_that_are_no_class(void **state) {
     call_close(&call, true);
 }
 
-/* The default stream may not be used while another one is captured in global mode: the launch fails, and the call must
+/* The default stream may not be used while one that waits for it is captured: the launch fails, and the call must
  * say so; the next one works. */
 static void a_launch_that_fails(void **state) {
     (void)state;
     ll_status __real_ll_linear_ce_forward(const ll_plan *, const ll_linear_ce_args *, ll_stream);
     struct device_call call;
     call_open("fb:f32:n9:d8:v70", LL_PASS_FORWARD, NULL, &call);
-    ll_stream stream = stream_open();
-    assert_true(capture_begin(stream));
+    ll_stream stream = stream_open(), blocking = stream_open_blocking();
+    assert_true(capture_begin(blocking));
     const ll_status status = __real_ll_linear_ce_forward(call.plan, &call.image.args, NULL);
     char sentence[512];
     snprintf(sentence, sizeof sentence, "%s", ll_last_error());
-    void *graph = capture_end(stream);
+    void *graph = capture_end(blocking);
     if (graph) graph_close(graph);
+    stream_close(blocking);
     printf("the sentence: %s\n", sentence);
     assert_int_equal(status, LL_STATUS_CUDA);
     assert_non_null(strstr(sentence, "ll_linear_ce_forward: "));

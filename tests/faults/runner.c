@@ -30,6 +30,16 @@ int on_slow_kernel(void) {
     return !strstr(kernel, "avx") && !strstr(kernel, "cuda");
 }
 
+int on_gpu(void) {
+    const char *kernel = getenv("LL_KERNEL");
+    return kernel && strstr(kernel, "cuda") != NULL;
+}
+
+double dz_rounding(ll_dtype operands) {
+    if (!on_gpu()) return 0;
+    return operands == LL_DTYPE_BF16 ? 0x1p-8 : operands == LL_DTYPE_F16 ? 0x1p-11 : 0;
+}
+
 int faults_main(const char *group, const fault_test *tests, size_t n_tests, int argc, char **argv) {
     static struct CMUnitTest cases[kCasesMax];
     static char names[kCasesMax][kNameBytes];

@@ -6,6 +6,7 @@
 /* The same refusal in every reduction and pass, with the row and the value in the sentence. */
 static void b24_target_out_of_range(void **state) {
     (void)state;
+    if (on_gpu()) skip(); /* a NaN row and a count there: tests/cuda */
     const int64_t bad[] = {8, -1, -4, INT32_MIN, 9, 1 << 20, INT64_C(1) << 40, INT64_MIN, -99};
     for (size_t i = 0; i < COUNT(bad); i++) {
         for (int reduction = LL_REDUCTION_MEAN; reduction <= LL_REDUCTION_NONE; reduction++) {
