@@ -1,7 +1,7 @@
-/* bench_cuda [--algos] [--budget-mib N] [nN:dD:vV ...]: the passes of linear_ce on this GPU, in turn with cuBLASLt's own time
- * for the products that they need: G1 of the logits product alone, G3 of all three, bf16 in and out, as its first
- * heuristic does them. A ratio is of neighbours in time, since a card slows down as it warms. --algos times every
- * algorithm without split-k at the sizes that the backend uses. */
+/* bench_cuda [--algos] [--budget-mib N] [nN:dD:vV ...]: the passes of linear_ce on this GPU, in turn with
+ * cuBLASLt's own time for the products that they need: G1 of the logits product alone, G3 of all three, bf16
+ * in and out, as its first heuristic does them. A ratio is of neighbours in time, since a card slows down as
+ * it warms. --algos times every algorithm without split-k at the sizes that the backend uses. */
 #define _POSIX_C_SOURCE 200809L
 #include <logitless/logitless.h>
 
@@ -18,7 +18,7 @@ enum { kRounds = 9, kCandidates = 16 };
     do {                                                                                                     \
         const int check_status = (int)(call);                                                                \
         if (check_status) {                                                                                  \
-            fprintf(stderr, "bench_cuda: %s gave %d (%s)\n", #call, check_status, ll_last_error());           \
+            fprintf(stderr, "bench_cuda: %s gave %d (%s)\n", #call, check_status, ll_last_error());          \
             exit(3);                                                                                         \
         }                                                                                                    \
     } while (0)
@@ -94,16 +94,17 @@ static int find(const product *p, size_t workspace_bytes, bool whole_k, cublasLt
     CHECK(cublasLtMatrixLayoutCreate(a, CUDA_R_16BF, p->a_turned ? m : k, p->a_turned ? k : m, p->a_ld));
     CHECK(cublasLtMatrixLayoutCreate(c, p->out, n, m, p->c_ld));
     CHECK(cublasLtMatmulPreferenceCreate(&wish));
-    CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
-                                               sizeof workspace_bytes));
+    CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                               &workspace_bytes, sizeof workspace_bytes));
     for (int i = 0; whole_k && i < 4; i++) {
         CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none,
                                                    sizeof none));
         CHECK(cublasLtMatmulPreferenceSetAttribute(
-            wish, (cublasLtMatmulPreferenceAttributes_t)(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i), &alignment,
-            sizeof alignment));
+            wish, (cublasLtMatmulPreferenceAttributes_t)(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES + i),
+            &alignment, sizeof alignment));
     }
-    CHECK(cublasLtMatmulAlgoGetHeuristic(lt, *desc, *b, *a, *c, *c, wish, whole_k ? kCandidates : 1, results, &count));
+    CHECK(cublasLtMatmulAlgoGetHeuristic(lt, *desc, *b, *a, *c, *c, wish, whole_k ? kCandidates : 1, results,
+                                         &count));
     cublasLtMatmulPreferenceDestroy(wish);
     return count;
 }
@@ -132,7 +133,8 @@ static void multiply(const product *p, const cublasLtMatmulAlgo_t *algo, cublasL
                          lt_workspace_bytes, 0));
 }
 
-static int attribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t which, size_t bytes) {
+static int attribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t which,
+                     size_t bytes) {
     int32_t value = 0;
     size_t written;
     cublasLtMatmulAlgoConfigGetAttribute(algo, which, &value, bytes, &written);
@@ -154,15 +156,16 @@ static void time_algos(const product *p) {
             ms[r] = elapsed() / 4;
         }
         const float t = median(ms, kRounds);
-        printf("  #%d id %d tile %d stages %d cluster %d swizzle %d inner %d split %d: %.4f ms %.0f TFLOP/s\n", i,
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_ID, 4),
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
-               attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4), (double)t,
-               2e-9 * (double)p->m * (double)p->n * (double)p->k / (double)t);
+        printf(
+            "  #%d id %d tile %d stages %d cluster %d swizzle %d inner %d split %d: %.4f ms %.0f TFLOP/s\n",
+            i, attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_ID, 4),
+            attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID, 4),
+            attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_STAGES_ID, 4),
+            attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2),
+            attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4),
+            attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2),
+            attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4), (double)t,
+            2e-9 * (double)p->m * (double)p->n * (double)p->k / (double)t);
         fflush(stdout);
     }
 }
@@ -183,10 +186,13 @@ typedef struct bench {
 static void open_products(bench *s) {
     const int64_t n = s->n, d = s->d, v = s->v;
     s->products[0] = (product){"logits", n, v, d, false, true, d, d, v, s->x, s->w, s->dz, CUDA_R_16BF, 0};
-    s->products[1] = (product){"grad_x", n, d, v, false, false, v, d, d, s->dz, s->w, s->out_x, CUDA_R_16BF, 0};
-    s->products[2] = (product){"grad_w", v, d, n, true, false, v, d, d, s->dz, s->x, s->out_w, CUDA_R_16BF, 0};
+    s->products[1] =
+        (product){"grad_x", n, d, v, false, false, v, d, d, s->dz, s->w, s->out_x, CUDA_R_16BF, 0};
+    s->products[2] =
+        (product){"grad_w", v, d, n, true, false, v, d, d, s->dz, s->x, s->out_w, CUDA_R_16BF, 0};
     for (int i = 0; i < 3; i++) {
-        CHECK(find(&s->products[i], lt_workspace_bytes, false, &s->desc[i], &s->a[i], &s->b[i], &s->c[i]) < 1);
+        CHECK(find(&s->products[i], lt_workspace_bytes, false, &s->desc[i], &s->a[i], &s->b[i], &s->c[i]) <
+              1);
         s->algo[i] = results[0].algo;
     }
 }
@@ -276,9 +282,10 @@ static void measure(bench *s, bool narrow) {
     }
     CHECK(cudaMemcpy(&loss, s->args.loss, sizeof loss, cudaMemcpyDeviceToHost));
     float at[kSteps];
-    printf("{\"problem\": \"bf16:n%lld:d%lld:v%lld\", \"grad_w\": \"%s\", \"numerics\": \"%s\", \"loss\": %.6f",
-           (long long)s->n, (long long)s->d, (long long)s->v, narrow ? "bf16" : "f32", ll_plan_numerics(s->plan),
-           (double)loss);
+    printf(
+        "{\"problem\": \"bf16:n%lld:d%lld:v%lld\", \"grad_w\": \"%s\", \"numerics\": \"%s\", \"loss\": %.6f",
+        (long long)s->n, (long long)s->d, (long long)s->v, narrow ? "bf16" : "f32", ll_plan_numerics(s->plan),
+        (double)loss);
     for (int which = 0; which < kSteps; which++) {
         at[which] = median(ms[which], kRounds);
         printf(", \"%s_ms\": %.3f", step_names[which], (double)at[which]);

@@ -13,6 +13,7 @@ _TORCH_NAMES = {"torch.float32": "f32", "torch.bfloat16": "bf16", "torch.float16
 PASSES = {"forward": 0, "backward": 1, "forward_backward": 2}
 STATUS_WORKSPACE = 3
 FROZEN_BIAS = 4
+BACKEND_CUDA = 3  # tensors are then on the GPU that is current when the plan is made
 
 
 class View(c.Structure):
@@ -37,7 +38,7 @@ class LinearCeArgs(c.Structure):
                     "z_loss", "argmax", "sums", "up_loss", "up_nll", "up_lse", "up_entropy")]
                 + [(name, View) for name in ("grad_x", "grad_w", "grad_bias")]
                 + [("accumulate", c.c_int32), ("reserved", c.c_int32), ("workspace", c.c_void_p),
-                   ("workspace_bytes", c.c_size_t)])
+                   ("workspace_bytes", c.c_size_t), ("bad_targets", c.c_void_p)])
 
 
 class Error(RuntimeError):
@@ -86,11 +87,12 @@ class Library:
 class Plan:
     """Plan without bias for x [n_tokens, n_hidden] and w [vocabulary, n_hidden], mean loss."""
 
-    def __init__(self, library, x, w, grad_dtype=None, n_threads=0, budget_bytes=0):
+    def __init__(self, library, x, w, grad_dtype=None, n_threads=0, budget_bytes=0, grad_w_dtype=None, backend=0):
         grad = DTYPES[grad_dtype] if grad_dtype else 0
-        desc = PlanDesc(struct_bytes=c.sizeof(PlanDesc), n_tokens_max=x.shape[0], n_hidden=x.shape[1],
+        grad_w = DTYPES[grad_w_dtype] if grad_w_dtype else grad
+        desc = PlanDesc(struct_bytes=c.sizeof(PlanDesc), backend=backend, n_tokens_max=x.shape[0], n_hidden=x.shape[1],
                         v_local=w.shape[0], v_total=w.shape[0], x_dtype=dtype_of(x), w_dtype=dtype_of(w),
-                        grad_x_dtype=grad, grad_w_dtype=grad, frozen=FROZEN_BIAS, n_threads=n_threads,
+                        grad_x_dtype=grad, grad_w_dtype=grad_w, frozen=FROZEN_BIAS, n_threads=n_threads,
                         workspace_budget_bytes=budget_bytes)
         self.library, self.handle = library, c.c_void_p()
         library.check(library.lib.ll_plan_create(c.byref(desc), c.byref(self.handle)))

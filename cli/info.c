@@ -2,6 +2,8 @@
 #include "machine.h"
 #include "options.h"
 
+#include "core/backends.h"
+
 #include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,21 +15,28 @@ static const char kCompiler[] = "GCC " __VERSION__;
 #else
 static const char kCompiler[] = "unknown";
 #endif
-static const char kNoCuda[] = "not built in this version";
-
 static const struct {
     const char *name, *about;
 } variables[] = {
     {"LL_KERNEL", "name of the kernel to force"},
     {"LL_NUM_THREADS", "threads of a plan that does not say"},
+    {"LL_CUDA_PATH", "folder with liblogitless_cuda.so.0"},
 };
 enum { kVariables = sizeof variables / sizeof variables[0] };
+
+/* Driver and devices, or why there are none. */
+static const char *cuda_text(void) {
+    static char text[1024];
+    const lli_backend_library *library = lli_cuda_library(text, sizeof text);
+    if (library) library->describe(text, sizeof text);
+    return text;
+}
 
 static void print_text(const cli_machine *machine, int32_t n_threads) {
     ll_kernel_info kernel;
     printf("version    %s\n", ll_version());
     printf("compiler   %s\n", kCompiler);
-    printf("backends   cpu, ref; CUDA: %s\n", kNoCuda);
+    printf("backends   cpu, ref; CUDA: %s\n", cuda_text());
     printf("cpu        %s\n", machine->cpu);
     printf("features   %s\n", machine->features[0] ? machine->features : "unknown");
     if (n_threads) {
@@ -69,7 +78,7 @@ static int print_json(const cli_machine *machine, int32_t n_threads) {
     cJSON *backends = cJSON_AddObjectToObject(object, "backends");
     cJSON_AddStringToObject(backends, "cpu", "built");
     cJSON_AddStringToObject(backends, "ref", "built");
-    cJSON_AddStringToObject(backends, "cuda", kNoCuda);
+    cJSON_AddStringToObject(backends, "cuda", cuda_text());
     cJSON_AddStringToObject(object, "cpu", machine->cpu);
     cJSON_AddStringToObject(object, "features", machine->features);
     cJSON_AddNumberToObject(object, "threads", n_threads);

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* CUDA's kernel wants its operands in device memory, so tests leave it out; tests/cuda, which moves them there,
- * sets LL_TEST_BACKEND and then has it alone. */
+/* CUDA's kernel wants its operands in device memory, so tests leave it out; tests/cuda, which moves them
+ * there, sets LL_TEST_BACKEND and then has it alone. */
 static inline bool kernel_is_tested(const char *backend) {
     const char *only = getenv("LL_TEST_BACKEND");
     return only ? strcmp(backend, only) == 0 : strcmp(backend, "cuda") != 0;

@@ -38,8 +38,8 @@ typedef const lli_backend_library *lli_backend_entry(const lli_host *host, char 
  * system looks. NULL and a sentence if that fails; a failure is tried again the next time. */
 const lli_backend_library *lli_cuda_library(char *why, size_t why_bytes);
 
-/* Kernel `index` of all: this library's, then CUDA's. Where the CUDA library does not load, its place is taken
- * by a record that says why. NULL behind the last. */
+/* Kernel `index` of all: this library's, then CUDA's. Where the CUDA library does not load, its place is
+ * taken by a record that says why. NULL behind the last. */
 const lli_kernel *lli_kernel_at(int32_t index);
 
 #endif

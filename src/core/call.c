@@ -1,5 +1,5 @@
-/* Checks of one call's arguments before anything is written: shapes first, then, on a CPU, what targets, weights
- * and divisor hold. */
+/* Checks of one call's arguments before anything is written: shapes first, then, on a CPU, what targets,
+ * weights and divisor hold. */
 #include "core/dtype.h"
 #include "core/exact_sum.h"
 #include "core/problem.h"

@@ -1,5 +1,5 @@
-/* What has passed every check: a problem and a call of it. Kept apart from the plan, because code that runs on a
- * GPU needs these and nothing else of it. */
+/* What has passed every check: a problem and a call of it. Kept apart from the plan, because code that runs
+ * on a GPU needs these and nothing else of it. */
 #ifndef LLI_CORE_CHECKED_H
 #define LLI_CORE_CHECKED_H
 

@@ -37,8 +37,11 @@ LLI_SHARED lli_exact_parts lli_exact_split(int64_t m, int32_t exponent) {
 LLI_SHARED lli_exact_parts lli_exact_split_f32(float value) {
     uint32_t bits = lli_bits(value), exponent = (bits >> 23) & 0xffu, mantissa = bits & 0x7fffffu;
     if (exponent == 0xffu) {
-        lli_exact_parts none = {
-            {0, 0, 0}, 0, mantissa ? LLI_EXACT_NAN : bits >> 31 ? LLI_EXACT_NEG_INF : LLI_EXACT_POS_INF};
+        lli_exact_parts none = {{0, 0, 0},
+                                0,
+                                mantissa     ? LLI_EXACT_NAN
+                                : bits >> 31 ? LLI_EXACT_NEG_INF
+                                             : LLI_EXACT_POS_INF};
         return none;
     }
     int64_t m = exponent ? (int64_t)(mantissa | 0x800000u) : (int64_t)mantissa;

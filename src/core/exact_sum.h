@@ -24,7 +24,8 @@ typedef struct lli_exact {
     int32_t adds; /* since the last carry */
 } lli_exact;
 
-/* An addend's three parts; they go into limbs [limb, limb + 3). For accumulators that several threads add to. */
+/* An addend's three parts; they go into limbs [limb, limb + 3). For accumulators that several threads add to.
+ */
 typedef struct lli_exact_parts {
     int64_t part[3];
     int32_t limb;

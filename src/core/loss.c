@@ -52,8 +52,8 @@ LLI_LOCAL double token_scale(const lli_loss_terms *terms, const lli_row_result *
     return terms->token_scaling ? masked(scale, lli_exp(-row->nll)) : scale;
 }
 
-LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y, double *loss,
-                  double *z_loss) {
+LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y,
+                             double *loss, double *z_loss) {
     double scale = token_scale(terms, row, i);
     double ce = masked(terms->hard * class_weight(terms, y), row->nll) + masked(terms->soft, row->soft_sum);
     double z = masked(terms->z_loss, row->lse * row->lse);
@@ -61,7 +61,8 @@ LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *
     *z_loss = masked(scale, z);
 }
 
-LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y) {
+LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
+                                         int64_t y) {
     const ll_linear_ce_args *args = terms->args;
     double up_loss = 0.0, cw = class_weight(terms, y);
     if (args->up_loss) {

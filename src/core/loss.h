@@ -31,8 +31,8 @@ typedef struct lli_loss_terms {
     const ll_linear_ce_args *args;
 } lli_loss_terms;
 
-/* What does not depend on the tokens: class_total and inv_divisor are those of a call without class weights and
- * division. */
+/* What does not depend on the tokens: class_total and inv_divisor are those of a call without class weights
+ * and division. */
 LLI_SHARED lli_loss_terms lli_loss_constants(const lli_problem *problem, const ll_linear_ce_args *args);
 #ifndef __CUDACC__
 lli_loss_terms lli_loss_prepare(const lli_problem *problem, const lli_call *call);
@@ -45,8 +45,8 @@ typedef struct lli_row_result {
 } lli_row_result;
 
 /* loss[i] before division and s[i] z_loss[i], of token i with target y. */
-LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y, double *loss,
-                  double *z_loss);
+LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y,
+                             double *loss, double *z_loss);
 
 /* dz of one row as the kernels evaluate it, in f32. */
 typedef struct lli_row_grad {
@@ -61,7 +61,8 @@ typedef struct lli_row_grad {
 } lli_row_grad;
 
 /* row holds the values that were saved in f32 (lse: the sum of its two parts), as the backward sees them. */
-LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i, int64_t y);
+LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
+                                         int64_t y);
 
 /* dz_v of a wide row for one logit z (not the target's when has_target). */
 LLI_SHARED float lli_row_dz_wide(const lli_row_grad *grad, float z, float class_weight);

@@ -19,7 +19,8 @@ static ll_status choose_kernel(ll_plan *plan) {
     size_t used = 0;
     char why[160];
     const bool by_name = forced && *forced;
-    /* CUDA's library is opened only for who asks for it: auto never picks a kernel that wants device memory. */
+    /* CUDA's library is opened only for who asks for it: auto never picks a kernel that wants device memory.
+     */
     const bool cuda = by_name ? strncmp(forced, cuda_prefix, sizeof cuda_prefix - 1) == 0
                               : plan->problem.backend == LL_BACKEND_CUDA;
     const lli_kernel *kernel;
@@ -189,8 +190,9 @@ ll_status ll_kernel_get(int32_t index, ll_kernel_info *info) {
     LLI_REQUIRE(index >= 0 && index < count, LL_STATUS_INVALID_ARG,
                 "ll_kernel_get: index is %d, want 0 .. %d", index, count - 1);
     const lli_kernel *kernel = lli_kernel_at(index);
-    *info = (ll_kernel_info){
-        .name = kernel->name, .backend = backend_names[kernel->backend], .numerics = kernel->numerics ? kernel->numerics : kernel->numerics_here()};
+    *info = (ll_kernel_info){.name = kernel->name,
+                             .backend = backend_names[kernel->backend],
+                             .numerics = kernel->numerics ? kernel->numerics : kernel->numerics_here()};
     if (kernel->machine_ok(info->why_not, sizeof info->why_not)) info->why_not[0] = 0;
     return LL_STATUS_OK;
 }

@@ -14,8 +14,8 @@ ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem);
 /* Names of the functions that run a pass, by ll_pass: the first words of their error sentences. */
 extern const char *const lli_pass_names[3];
 
-/* Checks every argument of a call before anything is written, by what the host knows: pointers, shapes, dtypes,
- * strides, workspace. `args` is the complete struct. */
+/* Checks every argument of a call before anything is written, by what the host knows: pointers, shapes,
+ * dtypes, strides, workspace. `args` is the complete struct. */
 ll_status lli_call_check(const lli_problem *problem, ll_pass pass, const ll_linear_ce_args *args,
                          size_t workspace_bytes, lli_call *call);
 

@@ -39,8 +39,8 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch) 
     int count = 0, current = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (status == cudaErrorInsufficientDriver) {
-        snprintf(why, why_bytes, "no NVIDIA driver, or one that is older than CUDA %d.%d", CUDART_VERSION / 1000,
-                 CUDART_VERSION % 1000 / 10);
+        snprintf(why, why_bytes, "no NVIDIA driver, or one that is older than CUDA %d.%d",
+                 CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
         return false;
     }
     if (status == cudaSuccess && count > 0) status = cudaGetDevice(&current);
@@ -52,8 +52,8 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch) 
     *device = current;
     *arch = arch_of(current);
     if (*arch < 80) {
-        snprintf(why, why_bytes, "GPU %d has compute capability %d.%d, wanted 8.0 or later", current, *arch / 10,
-                 *arch % 10);
+        snprintf(why, why_bytes, "GPU %d has compute capability %d.%d, wanted 8.0 or later", current,
+                 *arch / 10, *arch % 10);
         return false;
     }
     return true;
@@ -74,8 +74,9 @@ static void describe(char *text, size_t text_bytes) {
     for (int i = 0; i < count && used < text_bytes; i++) {
         struct cudaDeviceProp p;
         if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
-        used += (size_t)snprintf(text + used, text_bytes - used, "; GPU %d: %s, compute capability %d.%d, %zu MiB", i,
-                                 p.name, p.major, p.minor, p.totalGlobalMem >> 20);
+        used += (size_t)snprintf(text + used, text_bytes - used,
+                                 "; GPU %d: %s, compute capability %d.%d, %zu MiB", i, p.name, p.major,
+                                 p.minor, p.totalGlobalMem >> 20);
     }
 }
 
@@ -127,8 +128,9 @@ const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, siz
     static const lli_device_memory memory = {take, release, to_device, to_host, wait_for_all};
     static const lli_backend_library library = {kernels, &memory, describe};
     if (!same_build(from)) {
-        snprintf(why, why_bytes, "liblogitless_cuda is of version %s and of another build than this liblogitless %s",
-                 version, from->struct_bytes == sizeof(lli_host) ? from->version : "");
+        snprintf(why, why_bytes,
+                 "liblogitless_cuda is of version %s and of another build than this liblogitless %s", version,
+                 from->struct_bytes == sizeof(lli_host) ? from->version : "");
         return NULL;
     }
     host = *from;

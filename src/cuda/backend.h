@@ -7,8 +7,8 @@
 /* CUDA with "pass: what failed: reason"; MEMORY where the device is out of it. */
 ll_status lli_cuda_fail(int cuda_status, const char *pass, const char *what);
 
-/* False and a sentence unless there is a driver, a device, and the current one is of a kind that is built for.
- * arch: 10 major + minor of it. */
+/* False and a sentence unless there is a driver, a device, and the current one is of a kind that is built
+ * for. arch: 10 major + minor of it. */
 bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch);
 
 /* By ll_pass: the first words of error sentences. */

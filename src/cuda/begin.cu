@@ -1,5 +1,6 @@
-/* First and last kernel of a call: what depends on all targets (counts, the sum of class weights, the divisor),
- * and the reduced loss. Sums are exact, by integer additions: neither blocks nor their order matter. */
+/* First and last kernel of a call: what depends on all targets (counts, the sum of class weights, the
+ * divisor), and the reduced loss. Sums are exact, by integer additions: neither blocks nor their order
+ * matter. */
 #include "cuda/device.cuh"
 
 enum { kThreads = 256, kBlocksMax = 128 };

@@ -4,8 +4,9 @@
 
 enum {
     kDefaultBudgetMib = 512,
-    kForwardTokens = 4096,
-    kOnePassTokens = 1024, /* grad_w is read and written once a chunk: below this that costs more than the product */
+    kForwardTokens = 1024, /* their x and the block's logits share the L2 cache, which w streams through */
+    kOnePassTokens =
+        1024, /* grad_w is read and written once a chunk: below this that costs more than the product */
     kRecomputeTokens = 4096,
     kLeastTokens = 128,
     kKeptCols = 1024,
@@ -78,7 +79,8 @@ lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, l
     cut.x_pack_rows = lli_min(lli_round_up(chunk, 64), lli_max(64, kPackMib * kMib / row_bytes));
     const int64_t all_w = lli_max(cut.sum_cols, lli_min(cut.v_cols, kSumCols)) * cut.d_padded * 4;
     const int64_t wish = lli_min(all_w, (cut.gradient ? kScratchMib : kPackMib) * kMib);
-    const int64_t least = lli_max(kTileCols * cut.d_padded * 4, cut.gradient ? cut.sum_cols * 8 * element_bytes : 0);
+    const int64_t least =
+        lli_max(kTileCols * cut.d_padded * 4, cut.gradient ? cut.sum_cols * 8 * element_bytes : 0);
     cut.scratch_bytes = (size_t)lli_max(wish, least);
     return cut;
 }
@@ -138,15 +140,21 @@ static int64_t fit_kept(const lli_problem *problem, const lli_config *one, size_
     return 0;
 }
 
-/* 3 GEMMs (and a part of a fourth) where grad_w can be added to chunk by chunk in f32, or one chunk is all. */
+/* 3 GEMMs (and a part of a fourth) where grad_w can be added to chunk by chunk in f32, or one chunk is all.
+ */
 static void try_one_pass(const lli_problem *problem, size_t budget, int64_t v_cols, lli_config *config) {
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
+    const int64_t n = lli_max(1, problem->n_tokens_max);
     lli_config one = *config;
     one.one_pass = 1;
-    one.one_pass_tokens = narrow ? problem->n_tokens_max : lli_min(problem->n_tokens_max, kOnePassTokens);
-    if (one.one_pass_tokens < 1) one.one_pass_tokens = 1;
+    one.one_pass_tokens = narrow ? n : lli_min(n, kRecomputeTokens);
     if (one.one_pass_tokens > kRecomputeTokens) return;
-    const int64_t kept = fit_kept(problem, &one, budget, v_cols);
+    int64_t kept = fit_kept(problem, &one, budget, v_cols);
+    /* Fewer, larger chunks pass over grad_w less often, but only if no logits are formed twice for it. */
+    while (!narrow && kept < v_cols && one.one_pass_tokens > kOnePassTokens) {
+        one.one_pass_tokens = lli_max(kOnePassTokens, smaller(one.one_pass_tokens));
+        kept = fit_kept(problem, &one, budget, v_cols);
+    }
     if (!kept) return;
     one.kept_cols = kept < v_cols ? kept : 0;
     *config = one;
@@ -160,7 +168,8 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
         problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
     const int64_t n = lli_max(1, problem->n_tokens_max);
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
-    lli_config c = {.forward_tokens = lli_min(n, kForwardTokens), .grad_tokens = lli_min(n, kRecomputeTokens)};
+    lli_config c = {.forward_tokens = lli_min(n, kForwardTokens),
+                    .grad_tokens = lli_min(n, kRecomputeTokens)};
     const lli_config none = {0};
     lli_cuda_cut cut = lli_cuda_cut_make(problem, &none, LL_PASS_FORWARD);
     cut.block_elems = 0;
@@ -178,7 +187,8 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
     size_t most = bytes_of(problem, &c, LL_PASS_FORWARD);
     for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         while (bytes_of(problem, &c, (ll_pass)pass) > budget) {
-            if (c.grad_tokens > kOnePassTokens || (c.forward_cols <= kTileColumns && c.grad_tokens > kLeastTokens)) {
+            if (c.grad_tokens > kOnePassTokens ||
+                (c.forward_cols <= kTileColumns && c.grad_tokens > kLeastTokens)) {
                 c.grad_tokens = smaller(c.grad_tokens);
                 c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
             } else if (c.forward_cols > kTileColumns) {

@@ -1,13 +1,13 @@
-/* Gradients with respect to raw logits, from a block of f32 logits and the rows' coefficients, in the operands'
- * dtype: what src/cpu/micro_row.h (gradient) computes, in the same operations, then rounded once. The target's
- * element is the exact one of core/loss.c.
+/* Gradients with respect to raw logits, from a block of f32 logits and the rows' coefficients, in the
+ * operands' dtype: what src/cpu/micro_row.h (gradient) computes, in the same operations, then rounded once.
+ * The target's element is the exact one of core/loss.c.
  *
  *   a thread      4 neighbouring columns of kBiasRows rows; a block: kBlockCols columns of them
  *   grad_bias     each thread adds up its columns over its rows, ascending, before rounding
  *
  * f16 has 5 bits of exponent, and dz of a mean over many tokens lies below its range. A row is therefore kept
- * as dz 2^-e with a power of two of its own (finish.cu): exact, and undone exactly, in grad_x's row and, through
- * x's row, in grad_w. */
+ * as dz 2^-e with a power of two of its own (finish.cu): exact, and undone exactly, in grad_x's row and,
+ * through x's row, in grad_w. */
 #include "cuda/device.cuh"
 
 #include <cuda_bf16.h>
@@ -22,11 +22,13 @@ typedef struct __align__(16) dz_row {
     int32_t target; /* column in the block; -1: none of it */
     int32_t dead, wide, reserved;
     double lse;
-} dz_row;
+}
+dz_row;
 
 /* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T; d = (z - lse) log2 e carries lse - z. */
 template <bool kGamma, bool kPlain>
-static __device__ inline float dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw, float cw) {
+static __device__ inline float dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw,
+                                     float cw) {
     const float kShift = 0x1.8p23f;
     float slope, z = raw;
     if (!kPlain) z = logit_of(transform, raw, &slope);
@@ -35,9 +37,8 @@ static __device__ inline float dz_of(const lli_cuda_transform *transform, const 
     const float shifted = bounded + kShift, f = bounded - (shifted - kShift);
     const float near_one = fmaf(exp2_quotient(f), f, 1.0f);
     /* times 2^rint by the exponent field, exact: the product is normal where it is kept */
-    const float p = d >= -126.0f
-                        ? __uint_as_float(__float_as_uint(near_one) + (__float_as_uint(shifted) << 23))
-                        : 0.0f;
+    const float p =
+        d >= -126.0f ? __uint_as_float(__float_as_uint(near_one) + (__float_as_uint(shifted) << 23)) : 0.0f;
     float dz = p * row->alpha;
     if (kGamma) {
         const float surprise = bounded * -0x1.62e430p-1f - row->entropy;
@@ -50,24 +51,28 @@ static __device__ inline float dz_of(const lli_cuda_transform *transform, const 
 }
 
 /* Beyond the float formula. */
-static __device__ float wide_dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw, float cw) {
+static __device__ float wide_dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw,
+                                   float cw) {
     float slope;
     const float z = logit_of(transform, raw, &slope);
-    lli_row_grad grad = {.alpha = row->alpha, .gamma = row->gamma, .epsilon = row->epsilon, .entropy = row->entropy};
+    lli_row_grad grad = {
+        .alpha = row->alpha, .gamma = row->gamma, .epsilon = row->epsilon, .entropy = row->entropy};
     grad.lse = row->lse;
     float dz = lli_row_dz_wide(&grad, z, cw);
     if (transform->softcap != 0.0f) dz = dz * slope;
     return transform->temperature != 1.0f ? dz / transform->temperature : dz;
 }
 
-static __device__ inline float target_dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw) {
+static __device__ inline float target_dz_of(const lli_cuda_transform *transform, const dz_row *row,
+                                            float raw) {
     float slope, dz = row->target_dz;
     (void)logit_of(transform, raw, &slope);
     if (transform->softcap != 0.0f) dz = dz * slope;
     return transform->temperature != 1.0f ? dz / transform->temperature : dz;
 }
 
-static __device__ inline void store4(const lli_cuda_dz *args, int64_t r, int64_t c, const float *dz, float scale) {
+static __device__ inline void store4(const lli_cuda_dz *args, int64_t r, int64_t c, const float *dz,
+                                     float scale) {
     const int64_t at = r * args->dz_ld + c;
     if (args->dtype == LL_DTYPE_F32) {
         *(float4 *)((float *)args->dz + at) = make_float4(dz[0], dz[1], dz[2], dz[3]);
@@ -86,18 +91,25 @@ static __device__ inline void load_row(const lli_cuda_dz *args, int64_t r, dz_ro
     if (r >= args->n_rows || args->grads[r].row.dead) return;
     const lli_row_grad *grad = &args->grads[r].row;
     const int64_t y = target_of(&args->targets, args->first + r), at = y - args->column;
-    *row = dz_row{.alpha = grad->alpha, .k = grad->k, .fraction = grad->fraction, .gamma = grad->gamma,
-                  .entropy = grad->entropy, .epsilon = grad->epsilon,
+    *row = dz_row{.alpha = grad->alpha,
+                  .k = grad->k,
+                  .fraction = grad->fraction,
+                  .gamma = grad->gamma,
+                  .entropy = grad->entropy,
+                  .epsilon = grad->epsilon,
                   .scale = __uint_as_float((uint32_t)(127 - args->grads[r].exponent) << 23),
-                  .target_dz = grad->target_dz, .target = -1, .dead = 0, .wide = grad->wide};
+                  .target_dz = grad->target_dz,
+                  .target = -1,
+                  .dead = 0,
+                  .wide = grad->wide};
     row->lse = grad->lse;
     if (y >= 0 && grad->has_target && at >= 0 && at < args->n_cols) row->target = (int32_t)at;
 }
 
 /* A row's dz in the thread's columns, from their raw products. */
 template <bool kPlain>
-static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *shared, const float4 raw4, int32_t c,
-                                     const float *bias, const float *cw, float *dz) {
+static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *shared, const float4 raw4,
+                                     int32_t c, const float *bias, const float *cw, float *dz) {
     const dz_row row = *shared;
     float raw[kCols] = {raw4.x, raw4.y, raw4.z, raw4.w};
     if (!kPlain && args->bias) {
@@ -152,7 +164,8 @@ static __global__ void __launch_bounds__(kThreads) dz(const __grid_constant__ ll
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
             const bool wanted = !rows[r0 + i].dead && c < args.n_cols;
-            raw[i] = wanted ? *(const float4 *)(logits + (r0 + i) * args.ld) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            raw[i] =
+                wanted ? *(const float4 *)(logits + (r0 + i) * args.ld) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
@@ -170,7 +183,8 @@ static __global__ void __launch_bounds__(kThreads) dz(const __grid_constant__ ll
     }
 }
 
-static __global__ void bias_add(const float *parts, int64_t n_parts, int64_t n_cols, float *sum, int32_t fresh) {
+static __global__ void bias_add(const float *parts, int64_t n_parts, int64_t n_cols, float *sum,
+                                int32_t fresh) {
     const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= n_cols) return;
     float total = 0.0f;
@@ -189,8 +203,8 @@ extern "C" int lli_cuda_dz_launch(const lli_cuda_dz *args, cudaStream_t stream) 
 
 extern "C" int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int64_t n_cols, float *sum,
                                         int32_t fresh, cudaStream_t stream) {
-    return launch(bias_add, dim3((unsigned)blocks_for(n_cols, 64)), dim3(64), 0, stream, parts, n_parts, n_cols,
-                  sum, fresh);
+    return launch(bias_add, dim3((unsigned)blocks_for(n_cols, 64)), dim3(64), 0, stream, parts, n_parts,
+                  n_cols, sum, fresh);
 }
 
 extern "C" int lli_cuda_load_dz(void) {

@@ -1,5 +1,5 @@
-/* Results of rows from their integer sums, in double, and the coefficients of their gradients: the formulas of
- * core/softmax.c and core/loss.c, one thread a row. What src/cpu/forward.c (finish_row) does. */
+/* Results of rows from their integer sums, in double, and the coefficients of their gradients: the formulas
+ * of core/softmax.c and core/loss.c, one thread a row. What src/cpu/forward.c (finish_row) does. */
 #include "cuda/device.cuh"
 
 enum { kThreads = 64, kScaleThreads = 256 };
@@ -11,7 +11,8 @@ static __device__ double softplus(double x) {
 
 static __device__ const double kNan = NAN;
 
-/* A bad target has no class, so it takes weight 1: the weight of another class, perhaps 0, must not mask it. */
+/* A bad target has no class, so it takes weight 1: the weight of another class, perhaps 0, must not mask it.
+ */
 static __device__ lli_loss_terms terms_of(const lli_cuda_finish *args, int64_t y, ll_linear_ce_args *plain) {
     lli_loss_terms terms = args->terms;
     terms.inv_divisor = args->totals->inv_divisor;
@@ -25,8 +26,8 @@ static __device__ lli_loss_terms terms_of(const lli_cuda_finish *args, int64_t y
     return terms;
 }
 
-/* A power of two that brings the row's largest dz to [2^14, 2^15) or below, as far as a bound knows it: f16 then
- * keeps 11 bits of every dz down to 2^-28 of the largest. */
+/* A power of two that brings the row's largest dz to [2^14, 2^15) or below, as far as a bound knows it: f16
+ * then keeps 11 bits of every dz down to 2^-28 of the largest. */
 static __device__ int32_t exponent_of(const lli_cuda_finish *args, const lli_row_grad *grad) {
     const float cw = __uint_as_float(args->totals->max_class_weight);
     const float epsilon = fabsf(grad->epsilon) * (args->call.class_weight ? cw : 1.0f);
@@ -156,8 +157,8 @@ static __global__ void __launch_bounds__(kThreads) prepare(const __grid_constant
     set_grad(&args, &terms, &saved, i, y);
 }
 
-static __global__ void __launch_bounds__(kScaleThreads) chunk_scale(const lli_cuda_grad *grads, int64_t n_rows,
-                                                                    lli_cuda_totals *totals) {
+static __global__ void __launch_bounds__(kScaleThreads)
+    chunk_scale(const lli_cuda_grad *grads, int64_t n_rows, lli_cuda_totals *totals) {
     __shared__ int32_t most;
     if (threadIdx.x == 0) most = -1000;
     __syncthreads(); /* set before the first maximum */
@@ -172,7 +173,8 @@ static __global__ void __launch_bounds__(kScaleThreads) chunk_scale(const lli_cu
 }
 
 extern "C" int lli_cuda_finish_launch(const lli_cuda_finish *args, cudaStream_t stream) {
-    return launch(finish, dim3((unsigned)blocks_for(args->n_rows, kThreads)), dim3(kThreads), 0, stream, *args);
+    return launch(finish, dim3((unsigned)blocks_for(args->n_rows, kThreads)), dim3(kThreads), 0, stream,
+                  *args);
 }
 
 extern "C" int lli_cuda_prepare_launch(const lli_cuda_finish *args, cudaStream_t stream) {
@@ -180,8 +182,8 @@ extern "C" int lli_cuda_prepare_launch(const lli_cuda_finish *args, cudaStream_t
                   *args);
 }
 
-extern "C" int lli_cuda_chunk_scale_launch(const lli_cuda_grad *grads, int64_t n_rows, lli_cuda_totals *totals,
-                                           cudaStream_t stream) {
+extern "C" int lli_cuda_chunk_scale_launch(const lli_cuda_grad *grads, int64_t n_rows,
+                                           lli_cuda_totals *totals, cudaStream_t stream) {
     return launch(chunk_scale, dim3(1), dim3(kScaleThreads), 0, stream, grads, n_rows, totals);
 }
 

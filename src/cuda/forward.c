@@ -1,12 +1,13 @@
-/* Forward: logits of a chunk of tokens and a block of columns, small enough for the L2 cache, and their statistics,
- * block after block; then the rows are finished. */
+/* Forward: logits of a chunk of tokens and a block of columns, small enough for the L2 cache, and their
+ * statistics, block after block; then the rows are finished. */
 #include "cuda/run.h"
 
 enum { kEvenCols = 8 }; /* cuBLASLt's products on sm_90 have a multiple of this many columns */
 
 bool lli_cuda_aligned(const ll_view *view) {
     const int64_t bytes = (int64_t)lli_dtype_bytes(view->dtype);
-    return (uintptr_t)view->data % 16 == 0 && view->row_stride * bytes % 16 == 0 && view->cols * bytes % 16 == 0;
+    return (uintptr_t)view->data % 16 == 0 && view->row_stride * bytes % 16 == 0 &&
+           view->cols * bytes % 16 == 0;
 }
 
 /* Products of one slice, whose operands have their rows on 16 bytes. */
@@ -45,12 +46,14 @@ static ll_status form_slice(const lli_cuda_run *run, const lli_cuda_chunk *chunk
     return LL_STATUS_OK;
 }
 
-ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block) {
+ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *chunk,
+                               const lli_cuda_block *block) {
     const ll_view *w = &run->call->args->w;
     const bool aligned = lli_cuda_aligned(w);
     const int64_t row_bytes = run->cut.d_padded * run->cut.element_bytes;
     /* No operand of one product beyond 2^30 elements: 32-bit offsets inside a kernel stay enough. */
-    const int64_t most = aligned ? ((int64_t)1 << 30) / w->row_stride : (int64_t)run->cut.scratch_bytes / row_bytes;
+    const int64_t most =
+        aligned ? ((int64_t)1 << 30) / w->row_stride : (int64_t)run->cut.scratch_bytes / row_bytes;
     const int64_t step = lli_max(kTileCols, most / kTileCols * kTileCols);
     for (int64_t c = 0, n; c < block->count; c += n) {
         n = lli_min(step, block->count - c);
@@ -82,8 +85,9 @@ ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *ch
 ll_status lli_cuda_gather(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block,
                           int32_t parts, bool fresh) {
     if (fresh && run->pieces.soft) {
-        LLI_LAUNCH(run, "clearing sums",
-                   (int)cudaMemsetAsync(run->pieces.soft, 0, (size_t)chunk->count * sizeof(lli_exact), run->stream));
+        LLI_LAUNCH(
+            run, "clearing sums",
+            (int)cudaMemsetAsync(run->pieces.soft, 0, (size_t)chunk->count * sizeof(lli_exact), run->stream));
     }
     const lli_cuda_stats stats = {.logits = block->logits,
                                   .ld = block->ld,

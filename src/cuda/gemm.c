@@ -1,13 +1,16 @@
-/* cuBLASLt (gemm.h). Row-major matrices are handed over as their transposes, which it knows as column-major. */
+/* cuBLASLt (gemm.h). Row-major matrices are handed over as their transposes, which it knows as column-major.
+ */
 #include "cuda/gemm.h"
 #include "cuda/backend.h"
+#include "cuda/work.h"
 
 #include <string.h>
 
-static const char *const kind_names[kGemmKinds] = {"logits", "grad_x", "grad_x", "grad_w", "grad_w", "narrow grad_w"};
+static const char *const kind_names[kGemmKinds] = {"logits", "grad_x", "grad_x",       "grad_w",
+                                                   "grad_w", "grad_w", "narrow grad_w"};
 
 /* Sizes for which algorithms are ranked; never those of a call. */
-enum { kNominalTokens = 1024, kNominalCols = 8192, kCandidates = 16, kTrySize = 64 };
+enum { kNominalTokens = 1024, kNominalLong = 4096, kNominalCols = 8192, kCandidates = 16, kTrySize = 64 };
 
 /* The operands of a product, in cuBLASLt's order: c' [cols, rows] = b' a'. */
 typedef struct lt_shape {
@@ -59,8 +62,8 @@ static cublasStatus_t multiply(const lli_cuda_device *device, lli_gemm_kind kind
     LT_TRY(make_shape(device, kind, g, &shape));
     const void *alpha = g->alpha ? g->alpha : &one;
     const void *beta = g->alpha ? (g->add ? g->one : g->zero) : g->add ? &one : &zero;
-    return cublasLtMatmul(device->lt, &shape.desc, alpha, g->b, &shape.b, g->a, &shape.a, beta, g->c, &shape.c,
-                          g->c, &shape.c, algo, NULL, 0, stream);
+    return cublasLtMatmul(device->lt, &shape.desc, alpha, g->b, &shape.b, g->a, &shape.a, beta, g->c,
+                          &shape.c, g->c, &shape.c, algo, NULL, 0, stream);
 }
 
 ll_status lli_gemm_run(const lli_cuda_device *device, lli_gemm_kind kind, const lli_gemm *gemm,
@@ -68,8 +71,8 @@ ll_status lli_gemm_run(const lli_cuda_device *device, lli_gemm_kind kind, const 
     if (gemm->rows == 0 || gemm->cols == 0 || gemm->k == 0) return LL_STATUS_OK;
     const cublasStatus_t status = multiply(device, kind, gemm, &device->algo[kind], stream);
     LLI_REQUIRE(status == CUBLAS_STATUS_SUCCESS, LL_STATUS_CUDA,
-                "%s: the %s product [%lld, %lld] over %lld failed in cublasLtMatmul: %s", pass, kind_names[kind],
-                (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->k,
+                "%s: the %s product [%lld, %lld] over %lld failed in cublasLtMatmul: %s", pass,
+                kind_names[kind], (long long)gemm->rows, (long long)gemm->cols, (long long)gemm->k,
                 cublasLtGetStatusString(status));
     return LL_STATUS_OK;
 }
@@ -90,8 +93,8 @@ static bool whole_k(const cublasLtMatmulHeuristicResult_t *result) {
            algo_int(&result->algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
-/* The smallest sizes that any call can have run too; a first run also loads the algorithm's code, which no call in
- * a stream capture may do. `memory`: operands of kTrySize rows of kTrySize f32 each. */
+/* The smallest sizes that any call can have run too; a first run also loads the algorithm's code, which no
+ * call in a stream capture may do. `memory`: operands of kTrySize rows of kTrySize f32 each. */
 static bool runs(const lli_cuda_device *device, lli_gemm_kind kind, const cublasLtMatmulAlgo_t *algo,
                  char *memory, const float *scalars, cudaStream_t stream) {
     static const int64_t sizes[][3] = {{kTrySize, kTrySize, kTrySize}, {1, 24, 8}, {33, 8, kTrySize}};
@@ -127,13 +130,13 @@ static cublasStatus_t candidates(const lli_cuda_device *device, lli_gemm_kind ki
     LT_TRY(cublasLtMatmulPreferenceInit(&wish));
     LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &no_bytes,
                                                 sizeof no_bytes));
-    LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &no_reduction,
-                                                sizeof no_reduction));
+    LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                &no_reduction, sizeof no_reduction));
     for (int i = 0; i < 4; i++) {
         LT_TRY(cublasLtMatmulPreferenceSetAttribute(&wish, aligned[i], &alignment, sizeof alignment));
     }
-    return cublasLtMatmulAlgoGetHeuristic(device->lt, &shape.desc, &shape.b, &shape.a, &shape.c, &shape.c, &wish,
-                                          kCandidates, results, count);
+    return cublasLtMatmulAlgoGetHeuristic(device->lt, &shape.desc, &shape.b, &shape.a, &shape.c, &shape.c,
+                                          &wish, kCandidates, results, count);
 }
 
 static int64_t round_up(int64_t n, int64_t unit) {
@@ -142,23 +145,25 @@ static int64_t round_up(int64_t n, int64_t unit) {
 
 static lli_gemm nominal_of(lli_gemm_kind kind, int64_t n_hidden, const float *scalars) {
     const int64_t d = round_up(n_hidden, 8);
-    lli_gemm g = {.rows = kNominalTokens, .cols = kNominalCols, .k = d, .a_ld = d, .b_ld = d, .c_ld = kNominalCols};
+    lli_gemm g = {
+        .rows = kNominalTokens, .cols = kNominalCols, .k = d, .a_ld = d, .b_ld = d, .c_ld = kNominalCols};
     if (kind == LLI_GEMM_GRAD_X || kind == LLI_GEMM_GRAD_X_FEW) {
         g = (lli_gemm){.rows = kNominalTokens, .cols = d, .k = kNominalCols, .a_ld = kNominalCols};
         g.b_ld = g.c_ld = d;
     } else if (kind != LLI_GEMM_LOGITS) {
-        g = (lli_gemm){.rows = kNominalCols, .cols = d, .k = kNominalTokens, .a_ld = kNominalCols};
-        g.b_ld = g.c_ld = d;
+        g = (lli_gemm){
+            .rows = kSumCols, .cols = d, .k = kNominalTokens, .a_ld = kSumCols, .b_ld = d, .c_ld = d};
+        if (kind == LLI_GEMM_GRAD_W_LONG || kind == LLI_GEMM_GRAD_W_NARROW) g.k = kNominalLong;
         g.alpha = scalars;
     }
     return g;
 }
 
 /* Where an H200 measured another tile as faster than cuBLASLt's first; bench_cuda --algos shows all. */
-static void prefer(const lli_cuda_device *device, lli_gemm_kind kind, cublasLtMatmulHeuristicResult_t *results,
-                   int count) {
+static void prefer(const lli_cuda_device *device, lli_gemm_kind kind,
+                   cublasLtMatmulHeuristicResult_t *results, int count) {
     static const int32_t tiles[kGemmKinds] = {[LLI_GEMM_GRAD_X_FEW] = CUBLASLT_MATMUL_TILE_256x64,
-                                               [LLI_GEMM_GRAD_W_ADD] = CUBLASLT_MATMUL_TILE_128x160};
+                                              [LLI_GEMM_GRAD_W_ADD] = CUBLASLT_MATMUL_TILE_128x160};
     if (device->arch != 90 || device->dtype == LL_DTYPE_F32 || !tiles[kind]) return;
     for (int i = 1; i < count; i++) {
         if (algo_int(&results[i].algo, CUBLASLT_ALGO_CONFIG_TILE_ID) != tiles[kind]) continue;
@@ -183,11 +188,12 @@ static ll_status choose(lli_cuda_device *device, lli_gemm_kind kind, int64_t n_h
         device->algo[kind] = results[i].algo;
         return LL_STATUS_OK;
     }
-    return lli_fail(LL_STATUS_UNSUPPORTED,
-                    "ll_plan_create: cuBLASLt has no algorithm for the %s product in %s with n_hidden %lld that "
-                    "does without split-k (%d looked at; %s)",
-                    kind_names[kind], ll_dtype_name((ll_dtype)device->dtype), (long long)n_hidden, count,
-                    cublasLtGetStatusString(status));
+    return lli_fail(
+        LL_STATUS_UNSUPPORTED,
+        "ll_plan_create: cuBLASLt has no algorithm for the %s product in %s with n_hidden %lld that "
+        "does without split-k (%d looked at; %s)",
+        kind_names[kind], ll_dtype_name((ll_dtype)device->dtype), (long long)n_hidden, count,
+        cublasLtGetStatusString(status));
 }
 
 ll_status lli_gemm_open(lli_cuda_device *device, int64_t n_hidden) {

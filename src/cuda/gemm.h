@@ -4,10 +4,10 @@
  *   grad_x   [tokens, n_hidden] (+)= dz w       f32                    (k: columns)
  *   grad_w   [columns, n_hidden] (+)= dz^T x    f32, or w's dtype      (k: tokens)
  *
- * An algorithm is chosen from dtype, n_hidden, nominal sizes and the device alone, without split-k and without a
- * workspace, so the order in which an element's k is added up does not depend on how many tokens or columns a call
- * has; tests/cuda proves it by bits. Rows of operands start on 16 bytes and results have a multiple of 8 columns: others
- * are refused by cuBLASLt's kernels for sm_90. */
+ * An algorithm is chosen from dtype, n_hidden, nominal sizes and the device alone, without split-k and
+ * without a workspace, so the order in which an element's k is added up does not depend on how many tokens or
+ * columns a call has; tests/cuda proves it by bits. Rows of operands start on 16 bytes and results have a
+ * multiple of 8 columns: others are refused by cuBLASLt's kernels for sm_90. */
 #ifndef LLI_CUDA_GEMM_H
 #define LLI_CUDA_GEMM_H
 
@@ -18,10 +18,11 @@
 typedef enum lli_gemm_kind {
     LLI_GEMM_LOGITS,
     LLI_GEMM_GRAD_X,
-    LLI_GEMM_GRAD_X_FEW, /* up to kFewRows tokens: the same bits, which tests/cuda shows for sm_90; elsewhere the
-                          * same algorithm */
+    LLI_GEMM_GRAD_X_FEW, /* up to kFewRows tokens: the same bits, which tests/cuda shows for sm_90; elsewhere
+                          * the same algorithm */
     LLI_GEMM_GRAD_W,
-    LLI_GEMM_GRAD_W_ADD, /* the same onto what is there: its time goes into reading and writing that */
+    LLI_GEMM_GRAD_W_LONG, /* over more than kFewRows tokens */
+    LLI_GEMM_GRAD_W_ADD,  /* the same onto what is there: its time goes into reading and writing that */
     LLI_GEMM_GRAD_W_NARROW,
     kGemmKinds
 } lli_gemm_kind;
@@ -37,7 +38,8 @@ typedef struct lli_cuda_device {
     char numerics[32];
 } lli_cuda_device;
 
-/* Row-major c[rows, cols] = alpha a b + beta c in the shapes above; `a` has the rows, strides count elements. */
+/* Row-major c[rows, cols] = alpha a b + beta c in the shapes above; `a` has the rows, strides count elements.
+ */
 typedef struct lli_gemm {
     int64_t rows, cols, k;
     const void *a, *b;

@@ -23,7 +23,8 @@ static ll_status copy_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
     const lli_cuda_grad *grads = run->pieces.grads + chunk->first;
     if (!run->call->args->grad_w.data) return LL_STATUS_OK;
     if (run->cut.scaled) {
-        LLI_LAUNCH(run, "scaling", lli_cuda_chunk_scale_launch(grads, chunk->count, run->pieces.totals, run->stream));
+        LLI_LAUNCH(run, "scaling",
+                   lli_cuda_chunk_scale_launch(grads, chunk->count, run->pieces.totals, run->stream));
     }
     const lli_cuda_pack pack = {.from = lli_row(x, chunk->first),
                                 .to = run->pieces.x_copy,
@@ -60,7 +61,8 @@ static ll_status to_dz(const lli_cuda_run *run, const grad_step *step, const lli
                             .padded_rows = padded_rows(step->chunk),
                             .padded_cols = lli_round_up(piece->count, kTileCols),
                             .dtype = run->device->dtype,
-                            .bias_parts = run->call->args->grad_bias.data ? run->pieces.bias_parts + offset : NULL};
+                            .bias_parts =
+                                run->call->args->grad_bias.data ? run->pieces.bias_parts + offset : NULL};
     LLI_LAUNCH(run, "the gradients of logits", lli_cuda_dz_launch(&dz, run->stream));
     return LL_STATUS_OK;
 }
@@ -86,15 +88,16 @@ static ll_status form_dz(const lli_cuda_run *run, const grad_step *step) {
     }
     if (!run->call->args->grad_bias.data) return LL_STATUS_OK;
     LLI_LAUNCH(run, "adding up grad_bias",
-               lli_cuda_bias_add_launch(run->pieces.bias_parts, (step->chunk->count + kBiasRows - 1) / kBiasRows,
-                                        step->count, run->pieces.acc_bias + step->begin, step->first_chunk,
-                                        run->stream));
+               lli_cuda_bias_add_launch(run->pieces.bias_parts,
+                                        (step->chunk->count + kBiasRows - 1) / kBiasRows, step->count,
+                                        run->pieces.acc_bias + step->begin, step->first_chunk, run->stream));
     return LL_STATUS_OK;
 }
 
 /* ---- grad_x ------------------------------------------------------------------------------------- */
 
-/* acc_x[:, from ... + n_cols) (+)= dz[:, offset ... + k) w, w packed where it must be: `k` real rows of it. */
+/* acc_x[:, from ... + n_cols) (+)= dz[:, offset ... + k) w, w packed where it must be: `k` real rows of it.
+ */
 static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t offset, int64_t k, bool packed,
                        bool add) {
     const ll_view *w = &run->call->args->w;
@@ -163,8 +166,9 @@ static ll_status emit_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk, co
 
 /* ---- grad_w ------------------------------------------------------------------------------------- */
 
+/* n_rows rows of the block's grad_w (+)= dz^T x, into c: f32, or w's dtype. */
 static ll_status multiply_w(const lli_cuda_run *run, const grad_step *step, int64_t offset, int64_t n_rows,
-                            lli_gemm_kind kind, void *c, int64_t c_ld, bool add) {
+                            bool narrow, void *c, int64_t c_ld, bool add) {
     lli_gemm g = {.rows = n_rows,
                   .cols = run->cut.d_padded,
                   .k = padded_rows(step->chunk),
@@ -180,10 +184,15 @@ static ll_status multiply_w(const lli_cuda_run *run, const grad_step *step, int6
         g.zero = &run->pieces.totals->zero;
         g.one = &run->pieces.totals->one;
     }
+    const lli_gemm_kind kind = narrow           ? LLI_GEMM_GRAD_W_NARROW
+                               : add            ? LLI_GEMM_GRAD_W_ADD
+                               : g.k > kFewRows ? LLI_GEMM_GRAD_W_LONG
+                                                : LLI_GEMM_GRAD_W;
     return lli_gemm_run(run->device, kind, &g, run->pass, run->stream);
 }
 
-static ll_status emit_w(const lli_cuda_run *run, const float *sum, int64_t row, int64_t n_rows, bool accumulate) {
+static ll_status emit_w(const lli_cuda_run *run, const float *sum, int64_t row, int64_t n_rows,
+                        bool accumulate) {
     const ll_view *out = &run->call->args->grad_w;
     const lli_cuda_emit emit = {.sum = sum,
                                 .out = (void *)lli_row(out, row),
@@ -198,8 +207,8 @@ static ll_status emit_w(const lli_cuda_run *run, const float *sum, int64_t row, 
     return LL_STATUS_OK;
 }
 
-/* Into grad_w itself where cuBLASLt can; into f32 sums of the block where a narrow grad_w has several chunks; else
- * by slices of the block through scratch memory. */
+/* Into grad_w itself where cuBLASLt can; into f32 sums of the block where a narrow grad_w has several chunks;
+ * else by slices of the block through scratch memory. */
 static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
     const ll_view *out = &run->call->args->grad_w;
     if (!out->data) return LL_STATUS_OK;
@@ -208,18 +217,17 @@ static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
     const bool alone = step->first_chunk && step->last_chunk;
     const int64_t begin = step->begin, count = step->count;
     if (lli_cuda_aligned(out) && run->cut.d == run->cut.d_padded && (f32 || (alone && !accumulate))) {
-        const lli_gemm_kind kind = !f32 ? LLI_GEMM_GRAD_W_NARROW : fresh ? LLI_GEMM_GRAD_W : LLI_GEMM_GRAD_W_ADD;
-        return multiply_w(run, step, 0, count, kind, (void *)lli_row(out, begin), out->row_stride, !fresh);
+        return multiply_w(run, step, 0, count, !f32, (void *)lli_row(out, begin), out->row_stride, !fresh);
     }
     if (!f32 && !alone) {
-        const lli_gemm_kind kind = step->first_chunk ? LLI_GEMM_GRAD_W : LLI_GEMM_GRAD_W_ADD;
-        LLI_TRY(multiply_w(run, step, 0, count, kind, run->pieces.acc_w, run->cut.d_padded, !step->first_chunk));
+        LLI_TRY(
+            multiply_w(run, step, 0, count, false, run->pieces.acc_w, run->cut.d_padded, !step->first_chunk));
         return step->last_chunk ? emit_w(run, run->pieces.acc_w, begin, count, accumulate) : LL_STATUS_OK;
     }
     const int64_t slice = (int64_t)run->cut.scratch_bytes / (run->cut.d_padded * 4) / kTileCols * kTileCols;
     for (int64_t c = 0; c < count; c += slice) {
         const int64_t n = lli_min(slice, count - c);
-        LLI_TRY(multiply_w(run, step, c, n, LLI_GEMM_GRAD_W, run->pieces.scratch, run->cut.d_padded, false));
+        LLI_TRY(multiply_w(run, step, c, n, false, run->pieces.scratch, run->cut.d_padded, false));
         LLI_TRY(emit_w(run, run->pieces.scratch, begin + c, n, !fresh));
     }
     return LL_STATUS_OK;
@@ -235,7 +243,8 @@ static ll_status end_gradients(const lli_cuda_run *run) {
     if (!args->grad_bias.data) return LL_STATUS_OK;
     const bool accumulate = args->accumulate & LL_ACCUMULATE_BIAS;
     if (!accumulate) {
-        LLI_LAUNCH(run, "clearing grad_bias", lli_cuda_clear_launch(&args->grad_bias, v, v_local, run->stream));
+        LLI_LAUNCH(run, "clearing grad_bias",
+                   lli_cuda_clear_launch(&args->grad_bias, v, v_local, run->stream));
     }
     const lli_cuda_emit emit = {.sum = run->pieces.acc_bias,
                                 .out = args->grad_bias.data,

@@ -1,7 +1,8 @@
 /* The CUDA kernel of linear_ce: cuBLASLt for the products, our kernels for everything around them.
  *
- * numerics "cublaslt-sm<arch>-v1": a raw logit is what cuBLASLt's fixed algorithm makes of the two rows (gemm.h); from
- * there on all is as on a CPU: integer softmax, results in double, order-free sums. docs/cuda.md. */
+ * numerics "cublaslt-sm<arch>-v1": a raw logit is what cuBLASLt's fixed algorithm makes of the two rows
+ * (gemm.h); from there on all is as on a CPU: integer softmax, results in double, order-free sums.
+ * docs/cuda.md. */
 #include "cuda/run.h"
 
 #include <stdio.h>
@@ -43,8 +44,9 @@ static ll_status begin_call(const lli_cuda_run *run) {
                (int)cudaMemsetAsync(run->pieces.totals, 0, sizeof(lli_cuda_totals), run->stream));
     LLI_LAUNCH(run, "reading targets", lli_cuda_begin_launch(&begin, run->stream));
     if (run->pieces.bias) {
-        LLI_LAUNCH(run, "reading bias",
-                   lli_cuda_widen_launch(&args->bias, run->cut.v, run->cut.v_cols, run->pieces.bias, run->stream));
+        LLI_LAUNCH(
+            run, "reading bias",
+            lli_cuda_widen_launch(&args->bias, run->cut.v, run->cut.v_cols, run->pieces.bias, run->stream));
     }
     return LL_STATUS_OK;
 }
@@ -138,8 +140,8 @@ static ll_status open_plan(ll_plan *plan) {
     lli_cuda_device *device = calloc(1, sizeof *device);
     LLI_REQUIRE(device, LL_STATUS_MEMORY, "ll_plan_create: no memory for the plan");
     plan->device = device; /* from here on close_plan releases it */
-    LLI_REQUIRE(lli_cuda_here(why, sizeof why, &device->device, &device->arch), LL_STATUS_CUDA, "ll_plan_create: %s",
-                why);
+    LLI_REQUIRE(lli_cuda_here(why, sizeof why, &device->device, &device->arch), LL_STATUS_CUDA,
+                "ll_plan_create: %s", why);
     device->dtype = plan->problem.x_dtype;
     snprintf(device->numerics, sizeof device->numerics, "cublaslt-sm%d-v1", device->arch);
     plan->numerics = device->numerics;

@@ -1,5 +1,5 @@
-/* Copies between the caller's memory and aligned, padded buffers: operands in, results out. cuBLASLt wants rows on
- * 16 bytes; what is not is packed, with zeros behind its end, which add nothing to a sum. */
+/* Copies between the caller's memory and aligned, padded buffers: operands in, results out. cuBLASLt wants
+ * rows on 16 bytes; what is not is packed, with zeros behind its end, which add nothing to a sum. */
 #include "cuda/device.cuh"
 
 enum { kThreads = 256, kEach = 4, kRowsMax = 32768 };
@@ -29,8 +29,8 @@ static __global__ void __launch_bounds__(kThreads) pack(const __grid_constant__ 
 }
 
 /* The same for whole 16-byte pieces that need no scaling. */
-static __global__ void __launch_bounds__(kThreads) pack_wide(const __grid_constant__ lli_cuda_pack args,
-                                                             int32_t each) {
+static __global__ void __launch_bounds__(kThreads)
+    pack_wide(const __grid_constant__ lli_cuda_pack args, int32_t each) {
     const int64_t c = ((int64_t)blockIdx.x * kThreads + threadIdx.x) * each, bytes = 16 / each;
     if (c >= args.padded_cols) return;
     for (int64_t r = blockIdx.y; r < args.padded_rows; r += gridDim.y) {
@@ -69,8 +69,8 @@ static __global__ void __launch_bounds__(kThreads) clear(const ll_view view, int
     }
 }
 
-static __global__ void __launch_bounds__(kThreads) widen(const ll_view from, int64_t n, int64_t padded,
-                                                         float *to) {
+static __global__ void __launch_bounds__(kThreads)
+    widen(const ll_view from, int64_t n, int64_t padded, float *to) {
     const int64_t i = (int64_t)blockIdx.x * kThreads + threadIdx.x;
     if (i < padded) to[i] = i < n ? lli_load(from.data, from.dtype, i * from.row_stride) : 0.0f;
 }
@@ -87,8 +87,8 @@ extern "C" int lli_cuda_pack_launch(const lli_cuda_pack *args, cudaStream_t stre
     const bool wide = !scaled && args->n_cols % each == 0 && args->padded_cols % each == 0 &&
                       args->from_ld % each == 0 && args->to_ld % each == 0 && (uintptr_t)args->from % 16 == 0;
     if (wide) {
-        return launch(pack_wide, grid_of(args->padded_cols, each, args->padded_rows), dim3(kThreads), 0, stream,
-                      *args, each);
+        return launch(pack_wide, grid_of(args->padded_cols, each, args->padded_rows), dim3(kThreads), 0,
+                      stream, *args, each);
     }
     return launch(pack, grid_of(args->padded_cols, 1, args->padded_rows), dim3(kThreads), 0, stream, *args);
 }

@@ -43,7 +43,8 @@ typedef struct lli_cuda_block {
 bool lli_cuda_aligned(const ll_view *view);
 
 /* Raw logits of the chunk's tokens against the block's columns. */
-ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block);
+ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *chunk,
+                               const lli_cuda_block *block);
 /* Into the rows' statistics; `fresh`: the chunk's first block. */
 ll_status lli_cuda_gather(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block,
                           int32_t parts, bool fresh);

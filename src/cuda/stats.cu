@@ -1,13 +1,14 @@
-/* Statistics of rows from a block of f32 logits: the integer softmax of core/softmax.h, largest logit, and the sum
- * that label smoothing needs. The same operations in the same order as src/cpu/micro_row.h, so equal logits give
- * equal bits.
+/* Statistics of rows from a block of f32 logits: the integer softmax of core/softmax.h, largest logit, and
+ * the sum that label smoothing needs. The same operations in the same order as src/cpu/micro_row.h, so equal
+ * logits give equal bits.
  *
  *   a warp         one row, 2048 columns at a time: cp.async into shared memory, 512 contiguous bytes a step
  *   a lane         one canonical tile of 64 columns: maximum, then 2^d on the integer grid
  *   then           lanes are added up by shuffles, and into the row's state in global memory by lane 0
  *
- * Shared memory: a tile has 68 floats, so that the 16-byte reads of 8 lanes at a stride of 272 bytes touch every
- * bank once. Nothing is shared between warps, so there are no block barriers. A row that is ignored is not read. */
+ * Shared memory: a tile has 68 floats, so that the 16-byte reads of 8 lanes at a stride of 272 bytes touch
+ * every bank once. Nothing is shared between warps, so there are no block barriers. A row that is ignored is
+ * not read. */
 #include "cuda/device.cuh"
 #include "cuda/ptx/max_nan.cuh"
 
@@ -119,8 +120,8 @@ static __device__ void tile_soft_sum(const float *z, const float *class_weight, 
 
 /* The lane's tile, columns [c, c + 64) of the block, in z. */
 template <bool kEntropy, bool kPlain>
-static __device__ inline void gather_tile(const lli_cuda_stats *args, int64_t r, int64_t y, int64_t c, float *z,
-                                          lli_cuda_row *out, stats_row *row) {
+static __device__ inline void gather_tile(const lli_cuda_stats *args, int64_t r, int64_t y, int64_t c,
+                                          float *z, lli_cuda_row *out, stats_row *row) {
     const int64_t column = args->column + c, left = args->n_cols - c;
     const int n = left < kTileCols ? (int)left : kTileCols;
     if (!kPlain) to_logits(args, column, z);
@@ -158,7 +159,8 @@ static __device__ inline int64_t sum_lanes(int64_t value) {
     return value;
 }
 
-/* Every lane gets the sum of all: hung at one height, limbs add up. Integers, so the order does not matter. */
+/* Every lane gets the sum of all: hung at one height, limbs add up. Integers, so the order does not matter.
+ */
 static __device__ inline void merge_lanes(const lli_cuda_stats *args, bool entropy, stats_row *row) {
     lli_softmax_raise(&row->sums, __reduce_max_sync(0xffffffffu, row->sums.top));
 #pragma unroll
@@ -230,7 +232,8 @@ static __global__ void __launch_bounds__(32 * kWarps, 12) stats(const __grid_con
     if (args.fresh && lane == 0) out->has_target = 0;
     __syncwarp(); /* before the lane that meets the target sets it */
     const int64_t readable = (args.n_cols + kTileCols - 1) / kTileCols * kTileCols;
-    for (int64_t c0 = (int64_t)blockIdx.y * kStageCols; c0 < args.n_cols; c0 += (int64_t)gridDim.y * kStageCols) {
+    for (int64_t c0 = (int64_t)blockIdx.y * kStageCols; c0 < args.n_cols;
+         c0 += (int64_t)gridDim.y * kStageCols) {
         load_stage(logits + c0, readable - c0, lane, stage);
         __syncwarp(); /* the other lanes' copies have landed too */
         const int64_t c = c0 + lane * kTileCols;
@@ -260,8 +263,8 @@ static __global__ void __launch_bounds__(32 * kWarps, 12) stats(const __grid_con
 }
 
 extern "C" int lli_cuda_stats_launch(const lli_cuda_stats *args, cudaStream_t stream) {
-    const bool plain = !args->bias && !args->soft && args->transform.softcap == 0.0f &&
-                       args->transform.temperature == 1.0f;
+    const bool plain =
+        !args->bias && !args->soft && args->transform.softcap == 0.0f && args->transform.temperature == 1.0f;
     const dim3 grid((unsigned)blocks_for(args->n_rows, kWarps), (unsigned)args->parts), block(32 * kWarps);
     if (plain && args->want_entropy) return launch(stats<true, true>, grid, block, 0, stream, *args);
     if (plain) return launch(stats<false, true>, grid, block, 0, stream, *args);

@@ -1,8 +1,9 @@
-/* What lies in the workspace during a call, and what the kernels are told; shared by the C glue and the kernels.
+/* What lies in the workspace during a call, and what the kernels are told; shared by the C glue and the
+ * kernels.
  *
- *   tokens    a chunk at a time; row r of a chunk is token `first + r`, ignored or not: shapes follow from n_tokens
- *             alone, so a captured graph stays right when targets change
- *   columns   a block at a time, from a multiple of 64
+ *   tokens    a chunk at a time; row r of a chunk is token `first + r`, ignored or not: shapes follow from
+ * n_tokens alone, so a captured graph stays right when targets change columns   a block at a time, from a
+ * multiple of 64
  */
 #ifndef LLI_CUDA_WORK_H
 #define LLI_CUDA_WORK_H
@@ -21,9 +22,9 @@
 
 enum {
     kSumCols = 16384, /* numerics: grad_x is a sum over blocks of this many columns, ascending */
-    kTailCols = 64,  /* numerics: the last block's part beyond a multiple of this is a block of its own */
-    kBiasRows = 16,  /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
-    kParts = 64      /* the most parts of a row whose statistics are gathered side by side */
+    kTailCols = 64,   /* numerics: the last block's part beyond a multiple of this is a block of its own */
+    kBiasRows = 16,   /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
+    kParts = 64       /* the most parts of a row whose statistics are gathered side by side */
 };
 
 /* Sums and scalars of one call; zero at its start. */
@@ -90,7 +91,7 @@ typedef struct lli_cuda_stats {
     lli_cuda_row *rows;        /* [parts, row_stride] */
     int64_t row_stride;
     int32_t parts;
-    int32_t fresh; /* the block is the row's first: rows and soft are overwritten */
+    int32_t fresh;   /* the block is the row's first: rows and soft are overwritten */
     lli_exact *soft; /* [row_stride] sum_v cw[v] z_v; or NULL */
     int32_t want_entropy, want_argmax;
 } lli_cuda_stats;
@@ -116,7 +117,7 @@ LLI_C int lli_cuda_finish_launch(const lli_cuda_finish *args, cudaStream_t strea
 LLI_C int lli_cuda_prepare_launch(const lli_cuda_finish *args, cudaStream_t stream);
 /* f16: the chunk's largest exponent, into totals. */
 LLI_C int lli_cuda_chunk_scale_launch(const lli_cuda_grad *grads, int64_t n_rows, lli_cuda_totals *totals,
-                                cudaStream_t stream);
+                                      cudaStream_t stream);
 /* The reduced loss and ll_sums. */
 typedef struct lli_cuda_end {
     lli_cuda_totals *totals;
@@ -135,15 +136,15 @@ typedef struct lli_cuda_dz {
     const float *bias, *class_weight;
     int32_t smoothing;          /* epsilon of a row may be other than 0 */
     const lli_cuda_grad *grads; /* of the chunk's rows */
-    void *dz; /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
+    void *dz;                   /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
     int64_t dz_ld, padded_rows, padded_cols;
     int32_t dtype;
     float *bias_parts; /* [ceil(n_rows / kBiasRows)] rows kSumCols apart; or NULL */
 } lli_cuda_dz;
 LLI_C int lli_cuda_dz_launch(const lli_cuda_dz *args, cudaStream_t stream);
 /* sum[column ...] (+)= the parts, ascending. */
-LLI_C int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int64_t n_cols, float *sum, int32_t fresh,
-                             cudaStream_t stream);
+LLI_C int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int64_t n_cols, float *sum,
+                                   int32_t fresh, cudaStream_t stream);
 
 /* move.cu */
 typedef struct lli_cuda_pack { /* to[r, c] = from[r, c]; zeros beyond n_rows and n_cols */
@@ -169,7 +170,8 @@ LLI_C int lli_cuda_emit_launch(const lli_cuda_emit *args, cudaStream_t stream);
 /* Zeros into rows [begin, end) of a view. */
 LLI_C int lli_cuda_clear_launch(const ll_view *view, int64_t begin, int64_t end, cudaStream_t stream);
 /* to[i] = the element as f32; zeros from n to padded. */
-LLI_C int lli_cuda_widen_launch(const ll_view *from, int64_t n, int64_t padded, float *to, cudaStream_t stream);
+LLI_C int lli_cuda_widen_launch(const ll_view *from, int64_t n, int64_t padded, float *to,
+                                cudaStream_t stream);
 
 /* Load a file's kernels, so that no call has to: loading allocates. */
 LLI_C int lli_cuda_load_begin(void);

@@ -32,7 +32,8 @@ static bool run(const struct bits *bits, const struct problem *problem, ll_pass 
     return fine;
 }
 
-/* On a GPU grad_w and grad_bias are sums over chunks of tokens, of sizes that the pass and the budget give. */
+/* On a GPU grad_w and grad_bias are sums over chunks of tokens, of sizes that the pass and the budget give.
+ */
 static int32_t comparable(const struct bits *bits, const char *what, int32_t fields) {
     const char *backend = getenv("LL_TEST_BACKEND");
     const int64_t least_chunk = strstr(what, "budget") ? 128 : 1024;

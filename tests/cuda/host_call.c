@@ -1,6 +1,6 @@
-/* The passes for operands in host memory: the linker's --wrap puts these functions in front of the library's, so that
- * the problems and reported faults that every kernel is tested with run on a GPU as they are. Calls on other kernels,
- * and those with a stream, go through. */
+/* The passes for operands in host memory: the linker's --wrap puts these functions in front of the library's,
+ * so that the problems and reported faults that every kernel is tested with run on a GPU as they are. Calls
+ * on other kernels, and those with a stream, go through. */
 #include "cuda/image.h"
 
 #include "core/plan.h"
@@ -24,15 +24,18 @@ static bool refused(const ll_plan *plan, const ll_linear_ce_args *args, pass_fn 
     none.workspace_bytes = 0;
     *status = call(plan, &none, NULL);
     if (*status != LL_STATUS_WORKSPACE) return true;
-    const size_t needed = plan->workspace_bytes[call == __real_ll_linear_ce_forward    ? LL_PASS_FORWARD
-                                                : call == __real_ll_linear_ce_backward ? LL_PASS_BACKWARD
-                                                                                       : LL_PASS_FORWARD_BACKWARD];
-    if (args->workspace_bytes >= needed && args->workspace && (uintptr_t)args->workspace % 64 == 0) return false;
+    const size_t needed =
+        plan->workspace_bytes[call == __real_ll_linear_ce_forward    ? LL_PASS_FORWARD
+                              : call == __real_ll_linear_ce_backward ? LL_PASS_BACKWARD
+                                                                     : LL_PASS_FORWARD_BACKWARD];
+    if (args->workspace_bytes >= needed && args->workspace && (uintptr_t)args->workspace % 64 == 0)
+        return false;
     *status = call(plan, args, NULL);
     return true;
 }
 
-static ll_status host_call(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream, pass_fn *call) {
+static ll_status host_call(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream,
+                           pass_fn *call) {
     const char *kernel = ll_plan_kernel(plan);
     ll_status status;
     if (stream || !kernel || strncmp(kernel, "linear_ce_cuda", 14) != 0) return call(plan, args, stream);

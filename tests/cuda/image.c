@@ -30,7 +30,8 @@ void device_fill(void *data, int byte, size_t bytes) {
 }
 void device_write(void *to, const void *from, size_t bytes) {
     (void)fine(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy to the device");
-    (void)cudaDeviceSynchronize(); /* streams that do not wait for the default one may run ahead of its last part */
+    (void)cudaDeviceSynchronize(); /* streams that do not wait for the default one may run ahead of its last
+                                      part */
 }
 void device_read(void *to, const void *from, size_t bytes) {
     (void)fine(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy from the device");
@@ -90,8 +91,8 @@ void graph_close(void *graph) {
 
 /* ---- Images ------------------------------------------------------------------------------------- */
 
-/* slab:  guard | shift | piece | guard | shift | piece | ... | guard      a piece starts as far from 16 bytes as on
- * the host */
+/* slab:  guard | shift | piece | guard | shift | piece | ... | guard      a piece starts as far from 16 bytes
+ * as on the host */
 static void *put(struct image *image, const void *host, size_t bytes, bool out) {
     if (!host) return NULL;
     struct image_piece *piece = &image->pieces[image->n_pieces++];

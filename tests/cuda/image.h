@@ -1,5 +1,5 @@
-/* Operands and results of a call in device memory, each with guard bytes around it and as misaligned as on the
- * host. Needs no CUDA header: the tests are C. */
+/* Operands and results of a call in device memory, each with guard bytes around it and as misaligned as on
+ * the host. Needs no CUDA header: the tests are C. */
 #ifndef LL_TESTS_CUDA_IMAGE_H
 #define LL_TESTS_CUDA_IMAGE_H
 
@@ -23,8 +23,9 @@ struct image {
     size_t bytes;
 };
 
-/* Copies everything that `host` points to for a call of `pass` with n_tokens rows of x, v_total classes and this
- * reduction; outputs too, since gaps between rows are part of them. False if the device is out of memory. */
+/* Copies everything that `host` points to for a call of `pass` with n_tokens rows of x, v_total classes and
+ * this reduction; outputs too, since gaps between rows are part of them. False if the device is out of
+ * memory. */
 bool image_create(const ll_linear_ce_args *host, int64_t v_total, bool loss_by_token, struct image *image);
 /* Copies the host's memory over again. */
 void image_refresh(struct image *image);

@@ -1,5 +1,6 @@
-/* cuda_tests [PART...]: everything that is tested on a GPU, in one program. Exit code 77 where there is none. The
- * problems and reported faults of the other backends run here too, their operands moved by host_call.c. */
+/* cuda_tests [PART...]: everything that is tested on a GPU, in one program. Exit code 77 where there is none.
+ * The problems and reported faults of the other backends run here too, their operands moved by host_call.c.
+ */
 #define _POSIX_C_SOURCE 200809L
 #include "cuda/cuda_tests.h"
 #include "cuda/image.h"
@@ -33,10 +34,17 @@ static const struct {
     const char *name;
     part_fn *run;
 } parts[] = {
-    {"bits", bits_part},       {"calls", calls_part},         {"kernels", kernels_part},
-    {"sizes", sizes_main},     {"targets", targets_main},     {"options", options_main},
-    {"numerics", numerics_main}, {"gradients", gradients_main}, {"invariance", invariance_main},
-    {"large", large_part},     {"kernel_bits", kernel_bits_part},
+    {"bits", bits_part},
+    {"calls", calls_part},
+    {"kernels", kernels_part},
+    {"sizes", sizes_main},
+    {"targets", targets_main},
+    {"options", options_main},
+    {"numerics", numerics_main},
+    {"gradients", gradients_main},
+    {"invariance", invariance_main},
+    {"large", large_part},
+    {"kernel_bits", kernel_bits_part},
 };
 enum { kParts = sizeof parts / sizeof parts[0] };
 

@@ -1,5 +1,5 @@
-/* Bits on a GPU: a row's results do not depend on how many tokens a call has, where the row stands, or how the work is
- * cut; and on logits that are exact in any arithmetic they are the CPU's. */
+/* Bits on a GPU: a row's results do not depend on how many tokens a call has, where the row stands, or how
+ * the work is cut; and on logits that are exact in any arithmetic they are the CPU's. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/compare.h"
 #include "core/dtype.h"
@@ -44,8 +44,8 @@ static int64_t check_part(const struct problem *problem, const struct operands *
 static void any_number_of_tokens_and_any_position(void **state) {
     (void)state;
     static const char *const texts[] = {
-        "fb:bf16:n4096:d512:v2500:sum:up:gwf32", "fb:bf16:n4096:d257:v1000:sum:bias:gwf32:sx3",
-        "fb:f16:n4096:d320:v1500:sum:up:gwf32", "fb:f32:n4096:d192:v1100:sum:up",
+        "fb:bf16:n4096:d512:v2500:sum:up:gwf32",    "fb:bf16:n4096:d257:v1000:sum:bias:gwf32:sx3",
+        "fb:f16:n4096:d320:v1500:sum:up:gwf32",     "fb:f32:n4096:d192:v1100:sum:up",
         "fb:bf16:n4096:d1024:v9000:sum:gwf32:ign7",
     };
     static const int64_t counts[] = {1, 2, 17, 33, 64, 128, 257, 1024, 4096};
@@ -132,10 +132,10 @@ static void on_exact_logits_the_bits_of_the_cpu(void **state) {
 static void on_exact_logits_the_gradients_of_the_cpu(void **state) {
     (void)state;
     static const char *const texts[] = {
-        "fb:f32:n1:d8:v700:scale9:up:biasf32",           "fb:bf16:n1:d8:v700:scale4:up:biasf32:gbf32",
-        "fb:f16:n1:d8:v700:scale4:up:biasf32:ls0.1:cw",  "fb:f32:n1:d8:v700:cap5:t0.7:up:biasf32:zl0.1",
-        "fb:f32:n1:d8:v700:scale3e6:none:up:biasf32",    "fb:f32:n1:d8:v70:scale3e12:none:biasf32",
-        "fb:f32:n1:d8:v9000:lso0.3:cap2:t2:biasf32:up",  "fb:f32:n1:d8:v700:conf40:biasf32",
+        "fb:f32:n1:d8:v700:scale9:up:biasf32",          "fb:bf16:n1:d8:v700:scale4:up:biasf32:gbf32",
+        "fb:f16:n1:d8:v700:scale4:up:biasf32:ls0.1:cw", "fb:f32:n1:d8:v700:cap5:t0.7:up:biasf32:zl0.1",
+        "fb:f32:n1:d8:v700:scale3e6:none:up:biasf32",   "fb:f32:n1:d8:v70:scale3e12:none:biasf32",
+        "fb:f32:n1:d8:v9000:lso0.3:cap2:t2:biasf32:up", "fb:f32:n1:d8:v700:conf40:biasf32",
     };
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {

@@ -1,5 +1,5 @@
-/* How a GPU is called: graphs, streams and threads on one plan, targets that are no class, another device, failures at
- * the call. All on device memory; whether the numbers are right is tested elsewhere. */
+/* How a GPU is called: graphs, streams and threads on one plan, targets that are no class, another device,
+ * failures at the call. All on device memory; whether the numbers are right is tested elsewhere. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/compare.h"
 #include "core/dtype.h"
@@ -103,7 +103,9 @@ static void spoil(struct results *results) {
 }
 
 static int32_t fields_of(ll_pass pass) {
-    return pass == LL_PASS_FORWARD ? FIELDS_FORWARD : pass == LL_PASS_BACKWARD ? FIELDS_GRADIENTS : FIELDS_ALL;
+    return pass == LL_PASS_FORWARD    ? FIELDS_FORWARD
+           : pass == LL_PASS_BACKWARD ? FIELDS_GRADIENTS
+                                      : FIELDS_ALL;
 }
 
 static void check_graph(const char *text, ll_pass pass) {
@@ -132,8 +134,8 @@ static void check_graph(const char *text, ll_pass pass) {
         if (pass != LL_PASS_BACKWARD) spoil(&call.results);
         image_refresh(&call.image);
         assert_true(graph_launch(graph, stream) && stream_wait(stream) && image_fetch(&call.image));
-        assert_true(results_same_bits(&call.problem, "linear_ce_cuda", "a replayed graph", &call.results, &eager,
-                                      fields_of(pass), 0, call.problem.n_tokens));
+        assert_true(results_same_bits(&call.problem, "linear_ce_cuda", "a replayed graph", &call.results,
+                                      &eager, fields_of(pass), 0, call.problem.n_tokens));
     }
     graph_close(graph);
     stream_close(stream);
@@ -180,7 +182,8 @@ static void threads_and_streams_share_a_plan(void **state) {
     ll_plan *plan = plan_for(&problem);
     for (int w = 0; w < kThreads; w++) {
         workers[w].failures = 0;
-        call_open(text, (ll_pass)(w == 3 ? LL_PASS_FORWARD : LL_PASS_FORWARD_BACKWARD), plan, &workers[w].call);
+        call_open(text, (ll_pass)(w == 3 ? LL_PASS_FORWARD : LL_PASS_FORWARD_BACKWARD), plan,
+                  &workers[w].call);
     }
     for (int w = 0; w < kThreads; w++) pthread_create(&workers[w].thread, NULL, work, &workers[w]);
     for (int w = 0; w < kThreads; w++) pthread_join(workers[w].thread, NULL);
@@ -221,12 +224,12 @@ static void targets_that_are_no_class(void **state) {
     assert_int_equal(call.bad_targets, 102);
     assert_true(isnan(call.results.nll[5]) && isnan(call.results.lse[20]) && isnan(call.results.loss[5]));
     assert_true(isnan(call.results.entropy[5]) && call.results.argmax[20] == -1);
-    assert_true(isnan(lli_load(call.results.grad_x.data, call.results.grad_x.dtype,
-                               5 * call.results.grad_x.row_stride)));
+    assert_true(isnan(
+        lli_load(call.results.grad_x.data, call.results.grad_x.dtype, 5 * call.results.grad_x.row_stride)));
     for (int64_t i = 0; i < 40; i++) {
         if (i == 5 || i == 20) continue;
-        assert_true(results_same_bits(&call.problem, "linear_ce_cuda", "rows beside a bad target", &call.results,
-                                      &clean, FIELDS_FORWARD & ~FIELDS_SUMS, i, 1));
+        assert_true(results_same_bits(&call.problem, "linear_ce_cuda", "rows beside a bad target",
+                                      &call.results, &clean, FIELDS_FORWARD & ~FIELDS_SUMS, i, 1));
     }
     ids[5] = old[0];
     ids[20] = old[1];
@@ -241,8 +244,8 @@ static void targets_that_are_no_class(void **state) {
     call_close(&call, true);
 }
 
-/* The default stream may not be used while one that waits for it is captured: the launch fails, and the call must
- * say so; the next one works. */
+/* The default stream may not be used while one that waits for it is captured: the launch fails, and the call
+ * must say so; the next one works. */
 static void a_launch_that_fails(void **state) {
     (void)state;
     ll_status __real_ll_linear_ce_forward(const ll_plan *, const ll_linear_ce_args *, ll_stream);
@@ -286,8 +289,8 @@ static void another_device_than_the_current(void **state) {
     device_use(1);
     assert_true(image_fetch(&second.image));
     stream_close(stream);
-    assert_true(results_same_bits(&first.problem, "linear_ce_cuda", "device 1", &second.results, &first.results,
-                                  FIELDS_ALL, 0, 40));
+    assert_true(results_same_bits(&first.problem, "linear_ce_cuda", "device 1", &second.results,
+                                  &first.results, FIELDS_ALL, 0, 40));
     call_close(&second, true);
     device_use(0);
     call_close(&first, true);
@@ -310,7 +313,8 @@ static void what_is_refused_by_name(void **state) {
     printf("%s\n", text);
     size_t bytes[3];
     for (int pass = 0; pass < 3; pass++) ll_plan_workspace(plan, (ll_pass)pass, &bytes[pass]);
-    assert_true(bytes[0] <= (size_t)64 << 20 && bytes[1] <= (size_t)512 << 20 && bytes[2] <= (size_t)512 << 20);
+    assert_true(bytes[0] <= (size_t)64 << 20 && bytes[1] <= (size_t)512 << 20 &&
+                bytes[2] <= (size_t)512 << 20);
     ll_plan_destroy(plan);
 }
 

@@ -1,5 +1,5 @@
-/* Operands of more than 2^31 and 2^32 elements: an index that is too narrow reads or writes elsewhere. x and w are
- * zeros but for a few rows at the far end, so every result is known by hand. */
+/* Operands of more than 2^31 and 2^32 elements: an index that is too narrow reads or writes elsewhere. x and
+ * w are zeros but for a few rows at the far end, so every result is known by hand. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/dtype.h"
 #include "cuda/image.h"

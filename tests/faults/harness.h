@@ -38,11 +38,11 @@ typedef struct fault_test {
 int faults_main(const char *group, const fault_test *tests, size_t n_tests, int argc, char **argv);
 /* The reference or plain C: tests that repeat themselves do so less often there. */
 int on_slow_kernel(void);
-/* On a GPU, where some promises are of another kind: a bad target is no error, x and w have one dtype, and grad_w is a
- * sum over chunks of tokens. */
+/* On a GPU, where some promises are of another kind: a bad target is no error, x and w have one dtype, and
+ * grad_w is a sum over chunks of tokens. */
 int on_gpu(void);
-/* Largest relative error of a dz that the kernel rounds to the operands' dtype before grad_x and grad_w; 0: it does
- * not. */
+/* Largest relative error of a dz that the kernel rounds to the operands' dtype before grad_x and grad_w; 0:
+ * it does not. */
 double dz_rounding(ll_dtype operands);
 
 /* ---- Memory with guards ---- */

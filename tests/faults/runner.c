@@ -16,10 +16,12 @@ static int is_reference(const ll_kernel_info *kernel) {
 
 /* The reference never, plain C only where nothing better runs. */
 static int is_fast(const ll_kernel_info *kernel, int is_best) {
-    return !is_reference(kernel) && (is_best || strstr(kernel->name, "avx") != NULL || strstr(kernel->name, "cuda") != NULL);
+    return !is_reference(kernel) &&
+           (is_best || strstr(kernel->name, "avx") != NULL || strstr(kernel->name, "cuda") != NULL);
 }
 
-/* CUDA's operands lie in device memory: tests/cuda moves them there, sets LL_TEST_BACKEND and has it alone. */
+/* CUDA's operands lie in device memory: tests/cuda moves them there, sets LL_TEST_BACKEND and has it alone.
+ */
 static int is_tested(const ll_kernel_info *kernel) {
     const char *only = getenv("LL_TEST_BACKEND");
     return only ? strcmp(kernel->backend, only) == 0 : strcmp(kernel->backend, "cuda") != 0;
