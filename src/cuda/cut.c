@@ -4,7 +4,7 @@
 
 enum {
     kDefaultBudgetMib = 512,
-    kForwardTokens = 1024, /* their x and the block's logits share the L2 cache, which w streams through */
+    kForwardTokens = 4096,
     kOnePassTokens =
         1024, /* grad_w is read and written once a chunk: below this that costs more than the product */
     kRecomputeTokens = 4096,

@@ -13,7 +13,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-enum { kThreads = 256, kCols = 4, kBlockCols = kThreads * kCols, kAhead = 4 };
+enum { kThreads = 256, kCols = 4, kBlockCols = kThreads * kCols, kAhead = 2 };
 
 /* What the inner loop needs of a row, in two 16-byte pieces, and the rest. */
 typedef struct __align__(16) dz_row {
@@ -143,11 +143,23 @@ static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *shar
     }
 }
 
+/* The thread's columns of kAhead rows: on their way while the rows before are worked on. */
+static __device__ inline void load_ahead(const lli_cuda_dz *args, int64_t r, int32_t c, float4 *ahead) {
+#pragma unroll
+    for (int i = 0; i < kAhead; i++) {
+        const bool there = r + i < args->n_rows && c < args->n_cols;
+        ahead[i] = there ? *(const float4 *)(args->logits + (r + i) * args->ld + c)
+                         : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
 template <bool kPlain>
-static __global__ void __launch_bounds__(kThreads) dz(const __grid_constant__ lli_cuda_dz args) {
+static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__ lli_cuda_dz args) {
     __shared__ dz_row rows[kBiasRows];
     const int32_t c = (int32_t)blockIdx.x * kBlockCols + threadIdx.x * kCols;
     const int64_t first = (int64_t)blockIdx.y * kBiasRows;
+    float4 ahead[kAhead];
+    load_ahead(&args, first, c, ahead);
     if (threadIdx.x < kBiasRows) load_row(&args, first + threadIdx.x, &rows[threadIdx.x]);
     __syncthreads(); /* the rows' coefficients, read by every thread */
     if (c >= args.padded_cols) return;
@@ -157,16 +169,12 @@ static __global__ void __launch_bounds__(kThreads) dz(const __grid_constant__ ll
         bias[i] = inside && args.bias ? args.bias[args.column + c + i] : 0.0f;
         cw[i] = inside && args.class_weight ? args.class_weight[args.column + c + i] : 1.0f;
     }
-    const float *logits = args.logits + first * args.ld + c;
 #pragma unroll 1
     for (int r0 = 0; r0 < kBiasRows; r0 += kAhead) {
         float4 raw[kAhead];
 #pragma unroll
-        for (int i = 0; i < kAhead; i++) {
-            const bool wanted = !rows[r0 + i].dead && c < args.n_cols;
-            raw[i] =
-                wanted ? *(const float4 *)(logits + (r0 + i) * args.ld) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
+        for (int i = 0; i < kAhead; i++) raw[i] = ahead[i];
+        if (r0 + kAhead < kBiasRows) load_ahead(&args, first + r0 + kAhead, c, ahead);
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
             float dz[kCols];

@@ -7,8 +7,7 @@
  *   then           lanes are added up by shuffles, and into the row's state in global memory by lane 0
  *
  * Shared memory: a tile has 68 floats, so that the 16-byte reads of 8 lanes at a stride of 272 bytes touch
- * every bank once. Nothing is shared between warps, so there are no block barriers. A row that is ignored is
- * not read. */
+ * every bank once. Nothing is shared between warps, so there are no block barriers. */
 #include "cuda/device.cuh"
 #include "cuda/ptx/max_nan.cuh"
 
@@ -197,7 +196,8 @@ static __device__ inline int32_t find_max(const lli_cuda_stats *args, const floa
     return at;
 }
 
-/* Stages the row's next 2048 columns, of which `readable` are there: a half-warp a tile, two tiles a step. */
+/* Starts to copy the row's next 2048 columns, of which `readable` are there: a half-warp a tile, two tiles a
+ * step. */
 static __device__ inline void load_stage(const float *logits, int64_t readable, int lane, float *stage) {
     const float *from = logits + 4 * lane;
     float *to = stage + lane / 16 * kTileStride + 4 * (lane % 16);
@@ -212,29 +212,47 @@ static __device__ inline void load_stage(const float *logits, int64_t readable, 
             __pipeline_memcpy_async(to + 2 * step * kTileStride, from + 2 * step * kTileCols, 16);
         }
     }
-    __pipeline_commit();
-    __pipeline_wait_prior(0);
+}
+
+/* The state that the row's sums will be added to, eight bytes a lane: fetched while the logits are on their
+ * way. */
+static __device__ inline void load_state(const lli_softmax *from, int lane, lli_softmax *to) {
+    if (lane * 8 < (int)sizeof *from) {
+        __pipeline_memcpy_async((char *)to + 8 * lane, (const char *)from + 8 * lane, 8);
+    }
 }
 
 template <bool kEntropy, bool kPlain>
 static __global__ void __launch_bounds__(32 * kWarps, 12) stats(const __grid_constant__ lli_cuda_stats args) {
     __shared__ __align__(16) float tiles[kWarps * kLanes * kTileStride];
+    __shared__ lli_softmax states[kWarps];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t r = (int64_t)blockIdx.x * kWarps + warp;
     if (r >= args.n_rows) return; /* a whole warp */
-    const int64_t y = target_of(&args.targets, args.first + r);
     lli_cuda_row *out = &args.rows[blockIdx.y * args.row_stride + r];
-    if (y < 0) return; /* ignored or bad: its state is not read either */
     float *stage = tiles + warp * kLanes * kTileStride;
     const float *logits = args.logits + r * args.ld;
+    const int64_t readable = (args.n_cols + kTileCols - 1) / kTileCols * kTileCols;
+    const int64_t begin = (int64_t)blockIdx.y * kStageCols, step = (int64_t)gridDim.y * kStageCols;
+    /* Before the target is known, whose address takes as long to come: an ignored row is read in vain. */
+    if (begin < args.n_cols) load_stage(logits + begin, readable - begin, lane, stage);
+    if (!args.fresh) load_state(&out->others, lane, &states[warp]);
+    __pipeline_commit();
+    const int64_t y = target_of(&args.targets, args.first + r);
+    if (y < 0) { /* ignored or bad: its state is not looked at */
+        __pipeline_wait_prior(0);
+        return;
+    }
     stats_row row = {.max = -INFINITY, .max_tile = -1};
     lli_softmax_clear(&row.sums);
     if (args.fresh && lane == 0) out->has_target = 0;
     __syncwarp(); /* before the lane that meets the target sets it */
-    const int64_t readable = (args.n_cols + kTileCols - 1) / kTileCols * kTileCols;
-    for (int64_t c0 = (int64_t)blockIdx.y * kStageCols; c0 < args.n_cols;
-         c0 += (int64_t)gridDim.y * kStageCols) {
-        load_stage(logits + c0, readable - c0, lane, stage);
+    for (int64_t c0 = begin; c0 < args.n_cols; c0 += step) {
+        if (c0 > begin) {
+            load_stage(logits + c0, readable - c0, lane, stage);
+            __pipeline_commit();
+        }
+        __pipeline_wait_prior(0);
         __syncwarp(); /* the other lanes' copies have landed too */
         const int64_t c = c0 + lane * kTileCols;
         if (c < args.n_cols) {
@@ -242,15 +260,18 @@ static __global__ void __launch_bounds__(32 * kWarps, 12) stats(const __grid_con
         }
         __syncwarp(); /* every lane has read its tile before the next stage is written */
     }
+    /* A part beyond a short last block has gone round no loop: without this its state would not have landed.
+     */
+    __pipeline_wait_prior(0);
+    __syncwarp(); /* lane 0 reads what seven lanes fetched */
     merge_lanes(&args, kEntropy, &row);
     const int32_t at = args.want_argmax ? find_max(&args, logits, lane, &row) : 0;
     if (lane != 0) return;
     const bool found = args.want_argmax && row.max_tile >= 0;
     const int64_t argmax = found ? args.column + row.max_tile + at : -1;
     if (!args.fresh) {
-        lli_softmax before = out->others;
-        lli_softmax_merge(&before, &row.sums);
-        out->others = before;
+        lli_softmax_merge(&row.sums, &states[warp]);
+        out->others = row.sums;
         if (found && (out->argmax < 0 || row.max > out->max)) { /* blocks come in ascending order */
             out->max = row.max;
             out->argmax = argmax;
