@@ -140,9 +140,10 @@ int header_use(void) {
     args.x = ll_view_matrix(0, LL_DTYPE_F32, 0, 1, 0);
     args.target = ll_view_vector(0, LL_DTYPE_I64, 0, 0);
     ll_comm comm = LL_COMM_INIT;
+    ll_comm_double script = LL_COMM_DOUBLE_INIT;
     desc.comm = &comm;
     desc.loss = &loss;
-    return (int)(args.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
+    return (int)(script.struct_bytes + args.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
 }
 C
     for compiler in gcc clang; do
@@ -162,7 +163,7 @@ check_needed() {
     local others
     scripts/build.sh build || return
     others=$(readelf -d build/liblogitless.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-        grep -vE '^(libc|libm|libpthread|ld-linux[a-z0-9-]*)\.so\.') || return 0
+        grep -vE '^(libc|libm|libpthread|libdl|ld-linux[a-z0-9-]*)\.so\.') || return 0
     echo "liblogitless.so may need libc, libm and threads only, but needs: $others"
     return 1
 }

@@ -93,7 +93,7 @@ void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, in
     for (int64_t i = 0; i < n; i++) max[i] = lli_softmax_key_none;
     max[kTopWhole] = part->whole.top;
     max[kTopRest] = part->rest.top;
-    if (part->argmax >= 0) max[kKeyLargest] = lli_softmax_key(part->max);
+    max[kKeyLargest] = lli_softmax_key(part->max);
     edge edges[2];
     const int n_edges = edges_of(exchange, part, edges);
     for (int i = 0; i < n_edges; i++) edge_max(exchange, &edges[i], target, max);
