@@ -1,9 +1,9 @@
 /* logitless bench: speed of the kernel that a plan picks, one line a problem, beside what the machine can
- * do at most. Other libraries are left out: bench/peers_cpu.py runs them in turn with this one. */
+ * do at most. Other libraries are left out: bench/peers_cpu.py runs them in turn with this one; the cut over
+ * ranks is in bench_ranks.c. */
 #define _POSIX_C_SOURCE 200809L
+#include "bench.h"
 #include "machine.h"
-#include "options.h"
-#include "problems.h"
 
 #include "core/status.h"
 #include "cpu/cpu.h"
@@ -23,13 +23,15 @@ static const char kAbout[] =
     "Columns: median time of a call after a warm-up; GFLOP/s of the products that the pass needs (f 1,\n"
     "b and fb 3, each 2 n d v); GB/s of reading hidden states and weight once and writing gradients\n"
     "once; the rate as part of the FMA peak, measured right before the problem; workspace in MiB. A\n"
-    "loss that is not finite is an error, exit code 1. bench/peers_cpu.py compares with PyTorch.\n";
+    "loss that is not finite is an error, exit code 1. bench/peers_cpu.py compares with PyTorch.\n"
+    "With --ranks or --shards: the vocabulary over ranks of this process, in turn with one rank with as\n"
+    "many threads in all. Columns: median time of one rank and of the ranks, their ratio, workspaces in\n"
+    "MiB, and bytes that each rank hands to the others per token: integers, which do not depend on the\n"
+    "vocabulary, and sums of grad_x. log-probs with other bits than one rank's are an error, exit code 1.\n";
 
 static const char *const kShapes[] = {"n2048:d1024:v50257", "n1024:d2048:v128256", "n4096:d768:v50257",
                                       "n1:d4096:v151936"};
 static const char *const kDtypes[] = {"f32", "bf16"}, *const kPasses[] = {"f", "fb"};
-enum { kMinRepeats = 3, kMaxRepeats = 1000, kTextBytes = sizeof((struct problem *)0)->text };
-
 typedef struct bench_row {
     char problem[kTextBytes];
     char kernel[64];
@@ -54,6 +56,11 @@ static int compare_doubles(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
+double bench_median(double *times, int count) {
+    qsort(times, (size_t)count, sizeof times[0], compare_doubles);
+    return times[count / 2];
+}
+
 /* Calls until `seconds` are over, at least kMinRepeats times after one that warms caches and clock. */
 static ll_status time_calls(const bench_run *run, double seconds, bench_row *row) {
     double times[kMaxRepeats], begin_s;
@@ -64,14 +71,12 @@ static ll_status time_calls(const bench_run *run, double seconds, bench_row *row
         LLI_TRY(call(run));
         times[row->repeats++] = cli_seconds() - call_s;
     } while (row->repeats < kMaxRepeats && (row->repeats < kMinRepeats || cli_seconds() - begin_s < seconds));
-    qsort(times, (size_t)row->repeats, sizeof times[0], compare_doubles);
-    row->median_ms = 1e3 * times[row->repeats / 2];
+    row->median_ms = 1e3 * bench_median(times, row->repeats);
     return LL_STATUS_OK;
 }
 
-/* What a call gives to someone who trains: loss, and the saved values that the backward needs. */
-static ll_linear_ce_args wanted_args(const struct problem *problem, const struct operands *operands,
-                                     const struct results *results, ll_pass pass) {
+ll_linear_ce_args bench_args(const struct problem *problem, const struct operands *operands,
+                             const struct results *results, ll_pass pass) {
     ll_linear_ce_args args = problem_args(problem, operands, results, pass);
     args.z_loss = NULL;
     args.argmax = NULL;
@@ -113,11 +118,11 @@ static int run_plan(const struct problem *problem, const ll_plan *plan, double s
         code = cli_fail(CLI_EXIT_RUNTIME, "problem %s: out of memory", row->problem);
         goto release;
     }
-    bench_run run = {plan, wanted_args(problem, &operands, &results, LL_PASS_FORWARD), LL_PASS_FORWARD};
+    bench_run run = {plan, bench_args(problem, &operands, &results, LL_PASS_FORWARD), LL_PASS_FORWARD};
     run.args.workspace = workspace;
     run.args.workspace_bytes = bytes;
     if (status == LL_STATUS_OK && problem->pass == LL_PASS_BACKWARD) status = call(&run);
-    run.args = wanted_args(problem, &operands, &results, problem->pass);
+    run.args = bench_args(problem, &operands, &results, problem->pass);
     run.args.workspace = workspace;
     run.args.workspace_bytes = bytes;
     run.pass = problem->pass;
@@ -141,7 +146,7 @@ release:
 }
 
 /* "f:" and "b:" are short for the "fwd:" and "bwd:" of tests/problems.h. */
-static int parse(const char *text, struct problem *problem) {
+int bench_parse(const char *text, struct problem *problem) {
     char longer[kTextBytes + 2];
     bool is_short = (text[0] == 'f' || text[0] == 'b') && text[1] == ':';
     snprintf(longer, sizeof longer, "%c%s%s", text[0], is_short ? "wd" : "", text[0] ? text + 1 : "");
@@ -155,7 +160,7 @@ static int run_problem(const char *text, int32_t n_threads, double seconds, benc
     struct problem problem;
     ll_plan_desc desc;
     ll_plan *plan = NULL;
-    int code = parse(text, &problem);
+    int code = bench_parse(text, &problem);
     if (code != CLI_EXIT_OK) return code;
     *row = (bench_row){0};
     snprintf(row->problem, sizeof row->problem, "%s", text);
@@ -210,30 +215,35 @@ static cJSON *print_header(int32_t n_threads, bool json) {
     return object;
 }
 
-static int run_all(const char *const *texts, int count, int32_t n_threads, double seconds, bool json) {
-    int32_t header_threads = n_threads;
-    ll_status status = n_threads ? LL_STATUS_OK : cli_default_threads(&header_threads);
+static int run_all(const bench_options *options, const char *const *texts, int count) {
+    int32_t header_threads = options->n_threads;
+    ll_status status = header_threads ? LL_STATUS_OK : cli_default_threads(&header_threads);
     if (status != LL_STATUS_OK) return cli_fail_status(status);
-    cJSON *object = print_header(header_threads, json);
-    cJSON *rows = json ? cJSON_AddArrayToObject(object, "problems") : NULL;
+    cJSON *object = print_header(header_threads, options->json);
+    cJSON *rows = options->json ? cJSON_AddArrayToObject(object, "problems") : NULL;
     int code = CLI_EXIT_OK;
     for (int i = 0; i < count && code == CLI_EXIT_OK; i++) {
         bench_row row;
-        code = run_problem(texts[i], n_threads, seconds, &row);
+        code = run_problem(texts[i], options->n_threads, options->seconds, &row);
         if (code != CLI_EXIT_OK) break;
-        if (json) {
+        if (options->json) {
             cJSON_AddItemToArray(rows, row_json(&row));
         } else {
             print_row(&row);
         }
     }
-    if (json && code == CLI_EXIT_OK) return cli_print_json(object);
+    if (options->json && code == CLI_EXIT_OK) return cli_print_json(object);
     cJSON_Delete(object);
     return code;
 }
 
+static int run_texts(const bench_options *options, const char *const *texts, int count) {
+    const bool over_ranks = options->cut.ranks || options->cut.shards;
+    return over_ranks ? bench_ranks(options, texts, count) : run_all(options, texts, count);
+}
+
 /* Room for every shape in every dtype and pass. */
-static int run_default(int32_t n_threads, double seconds, bool json) {
+static int run_default(const bench_options *options) {
     enum { kShapeCount = 4, kDefaults = kShapeCount * 4 };
     char texts[kDefaults][64];
     const char *list[kDefaults];
@@ -241,13 +251,12 @@ static int run_default(int32_t n_threads, double seconds, bool json) {
         snprintf(texts[i], sizeof texts[i], "%s:%s:%s", kPasses[i % 2], kDtypes[i / 2 % 2], kShapes[i / 4]);
         list[i] = texts[i];
     }
-    return run_all(list, kDefaults, n_threads, seconds, json);
+    return run_texts(options, list, kDefaults);
 }
 
 int ll_cmd_bench(int argc, char **argv) {
-    bool json = false;
+    bench_options o = {.seconds = 2};
     int64_t n_threads = 0;
-    double seconds = 2;
     cli_strings problems = {0};
     const cli_option options[] = {
         {.name = "threads",
@@ -257,14 +266,15 @@ int ll_cmd_bench(int argc, char **argv) {
          .help = "default LL_NUM_THREADS if set, else the CPUs of this process",
          .min = 1,
          .max = 1024},
+        CLI_CUT_OPTIONS(o.cut),
         {.name = "seconds",
          .type = CLI_DOUBLE,
-         .value = &seconds,
+         .value = &o.seconds,
          .metavar = "S",
          .help = "time for the repeats of a problem, at least 3 of them; default 2",
          .min = 0,
          .max = 86400},
-        {.name = "json", .type = CLI_FLAG, .value = &json, .help = "print one JSON object; default off"},
+        {.name = "json", .type = CLI_FLAG, .value = &o.json, .help = "print one JSON object; default off"},
         {0},
     };
     const cli_usage usage = {"bench [PROBLEM...] [options]", kAbout, options, &problems};
@@ -272,12 +282,12 @@ int ll_cmd_bench(int argc, char **argv) {
     /* All problems are read before the first runs: a mistake in the last one is known at once. */
     for (int i = 0; code == CLI_GO_ON && i < problems.count; i++) {
         struct problem problem;
-        int parsed = parse(problems.items[i], &problem);
+        int parsed = bench_parse(problems.items[i], &problem);
         if (parsed != CLI_EXIT_OK) code = parsed;
     }
+    o.n_threads = (int32_t)n_threads;
     if (code == CLI_GO_ON) {
-        code = problems.count ? run_all(problems.items, problems.count, (int32_t)n_threads, seconds, json)
-                              : run_default((int32_t)n_threads, seconds, json);
+        code = problems.count ? run_texts(&o, problems.items, problems.count) : run_default(&o);
     }
     free(problems.items);
     return code;
