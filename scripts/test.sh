@@ -105,12 +105,12 @@ stage_release() {
 
 stage_asserts() {
     item "asserts build" scripts/build.sh build/asserts -DLL_BUILD_TESTS=ON $clang -DCMAKE_C_FLAGS_RELEASE=-O3 &&
-        tests asserts build/asserts -LE slow
+        tests asserts build/asserts -LE 'slow|mpi'
 }
 
 stage_asan() {
     item "asan build" scripts/build.sh build/asan "${debug[@]}" "-DLL_SANITIZE=address;undefined" &&
-        tests asan build/asan -LE slow
+        tests asan build/asan -LE 'slow|mpi'
     if [ $leaks = 0 ]; then
         skipped=$((skipped + 1))
         echo "skipped  asan leaks: LeakSanitizer does not run here (ptrace is not allowed)"
@@ -131,7 +131,7 @@ stage_headers() {
     local compiler source=$logs/header.c strict=(-Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only)
     # Every macro that a caller writes is expanded, so that it compiles in both languages.
     cat >"$source" <<'C'
-#include <logitless/comm.h>
+#include <logitless/comm_mpi.h>
 int header_use(void);
 int header_use(void) {
     ll_loss loss = LL_LOSS_INIT;

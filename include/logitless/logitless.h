@@ -12,16 +12,16 @@
  * allocates nothing and reads no environment. A plan is immutable: any threads may share it, each
  * call in flight with its own workspace.
  *
- * The vocabulary may be cut over the ranks of a group (comm.h): every rank makes a plan with its shard and the
- * same communicator, and ll_plan_create and the three passes become collective. nll, lse, entropy, argmax, loss and
- * sums come out on every rank, grad_x comes out summed over ranks on every rank, grad_w and grad_bias are the
- * shard's.
+ * The vocabulary may be cut over the ranks of a group (comm.h): every rank makes a plan with its shard and
+ * the same communicator, and ll_plan_create and the three passes become collective. nll, lse, entropy,
+ * argmax, loss and sums come out on every rank, grad_x comes out summed over ranks on every rank, grad_w and
+ * grad_bias are the shard's.
  *
  * Results do not depend on how work is cut: nll, lse, entropy and argmax of a row have the same bits
- * alone or in any batch, for any chunk, thread count, rank count and cut of the vocabulary; the reduced loss is a
- * correctly rounded exact sum; grad_w and grad_bias are equal from run to run, for every thread count and every
- * cut; grad_x is equal from run to run, for every thread count and on all ranks. The
- * numerics id of a kernel (ll_plan_numerics) names the arithmetic; docs/numerics.md derives it.
+ * alone or in any batch, for any chunk, thread count, rank count and cut of the vocabulary; the reduced loss
+ * is a correctly rounded exact sum; grad_w and grad_bias are equal from run to run, for every thread count
+ * and every cut; grad_x is equal from run to run, for every thread count and on all ranks. The numerics id of
+ * a kernel (ll_plan_numerics) names the arithmetic; docs/numerics.md derives it.
  *
  * Every struct that a caller fills starts with struct_bytes, set by its _INIT macro; a field that is
  * zero means its default unless its comment says otherwise. Sizes count elements unless their name
@@ -198,8 +198,8 @@ typedef struct CUstream_st *ll_stream;
 
 /* The shard: this rank holds w rows of the global columns [v_begin, v_begin + v_local). v_total counts
  * real entries; columns at or beyond v_total are padding: never part of a result, gradient 0. Without a
- * communicator the shard must cover the vocabulary: v_begin = 0, v_local >= v_total. With one, the shards of all
- * ranks must cover [0, v_total) once: any sizes, any order of ranks, empty shards (v_local 0) too.
+ * communicator the shard must cover the vocabulary: v_begin = 0, v_local >= v_total. With one, the shards of
+ * all ranks must cover [0, v_total) once: any sizes, any order of ranks, empty shards (v_local 0) too.
  *
  * In a group these must be equal on all ranks: n_tokens_max, n_hidden, v_total, x_dtype, w_dtype, bias_dtype,
  * grad_x_dtype, LL_FROZEN_X, loss. The rest is each rank's own. */
@@ -243,9 +243,9 @@ typedef struct ll_plan ll_plan;
 /* Checks the description, picks the kernel (LL_KERNEL=<name> in the environment forces one, whatever
  * desc.backend says) and starts n_threads - 1 worker threads that sleep between calls. *plan is NULL on
  * failure. Errors: INVALID_ARG, UNSUPPORTED, WORKSPACE (budget too small; the sentence gives the least),
- * MEMORY. Local without a communicator. Collective with one: three all_gathers; an error of one rank, shards that
- * overlap or leave a gap, or descriptions that differ are the same error on every rank; COMM if a rank does not
- * come. A plan with a communicator takes one call at a time. */
+ * MEMORY. Local without a communicator. Collective with one: three all_gathers; an error of one rank, shards
+ * that overlap or leave a gap, or descriptions that differ are the same error on every rank; COMM if a rank
+ * does not come. A plan with a communicator takes one call at a time. */
 LL_API ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **plan);
 
 /* Stops the workers and frees the plan. No call may be in flight. NULL is fine. Local. */
@@ -357,12 +357,11 @@ static inline ll_linear_ce_args lli_linear_ce_args_init(void) {
  * Errors at the call, nothing written: INVALID_ARG (NULL or wrong shape, stride, dtype; a target
  * outside [0, v_total) that is not ignore_index, with its row; a weight or divisor that is not
  * finite), WORKSPACE. None later: the call returns when the results are written (CPU).
- * In a group: x, target, weights, divisor, upstreams and saved results are the same on every rank; a rank may ask
- * for fewer results. All errors above are then the same on every rank; also INVALID_ARG where ranks differ in
- * n_tokens, target, divisor or in what is given; COMM where a rank does not come or the communicator fails, the
- * results are then undefined.
- * stream: NULL on a CPU. Method: fused blocked GEMM and softmax after Cut Cross-Entropy (Wijmans et
- * al., 2024), with order-free integer sums (docs/numerics.md). */
+ * In a group: x, target, weights, divisor, upstreams and saved results are the same on every rank; a rank may
+ * ask for fewer results. All errors above are then the same on every rank; also INVALID_ARG where ranks
+ * differ in n_tokens, target, divisor or in what is given; COMM where a rank does not come or the
+ * communicator fails, the results are then undefined. stream: NULL on a CPU. Method: fused blocked GEMM and
+ * softmax after Cut Cross-Entropy (Wijmans et al., 2024), with order-free integer sums (docs/numerics.md). */
 LL_API ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);
 
 /* Gradients of J for any per-token upstream, from the forward's saved results; recomputes the logits
