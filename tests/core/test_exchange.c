@@ -72,7 +72,7 @@ static void make_row(row *r, int kind) {
 
 /* sum += the tile's cw z on its grid; columns [begin, end) of the row, all in one tile. */
 static void soft_tile(const row *r, int64_t begin, int64_t end, lli_exact *sum) {
-    float x[kTileCols], largest = 0.0f;
+    float x[kTileCols] = {0}, largest = 0.0f;
     int64_t total = 0;
     for (int64_t v = begin; v < end; v++) {
         x[v - begin] = r->cw[v] == 0.0f ? 0.0f : r->cw[v] * r->z[v];
@@ -156,7 +156,7 @@ static void make_shards(const lli_shard *table, int32_t n, lli_shards *shards) {
 static lli_row_part over_ranks(const row *r, const lli_shard *table, int32_t n, bool smoothing,
                                int64_t *argmax) {
     static float edges[kRanks][2][kTileCols];
-    lli_shards shards[kRanks];
+    lli_shards shards[kRanks] = {{0}};
     lli_row_part parts[kRanks], result;
     int32_t max[kMaxInts], mine[kMaxInts], index = lli_softmax_key_none;
     int64_t sum[kSumInts] = {0}, addend[kSumInts];
