@@ -1,9 +1,10 @@
 /* logitless bench: speed of the kernel that a plan picks, one line a problem, beside what the machine can
- * do at most. Other libraries are left out: bench/peers_cpu.py runs them in turn with this one. */
+ * do at most. Other libraries are left out: bench/peers_cpu.py runs them in turn with this one; the cut over
+ * ranks is in bench_ranks.c. */
 #define _POSIX_C_SOURCE 200809L
+#include "bench.h"
+#include "gpu.h"
 #include "machine.h"
-#include "options.h"
-#include "problems.h"
 
 #include "core/status.h"
 #include "cpu/cpu.h"
@@ -23,13 +24,15 @@ static const char kAbout[] =
     "Columns: median time of a call after a warm-up; GFLOP/s of the products that the pass needs (f 1,\n"
     "b and fb 3, each 2 n d v); GB/s of reading hidden states and weight once and writing gradients\n"
     "once; the rate as part of the FMA peak, measured right before the problem; workspace in MiB. A\n"
-    "loss that is not finite is an error, exit code 1. bench/peers_cpu.py compares with PyTorch.\n";
+    "loss that is not finite is an error, exit code 1. bench/peers_cpu.py compares with PyTorch.\n"
+    "With --ranks or --shards: the vocabulary over ranks of this process, in turn with one rank with as\n"
+    "many threads in all. Columns: median time of one rank and of the ranks, their ratio, workspaces in\n"
+    "MiB, and bytes that each rank hands to the others per token: integers, which do not depend on the\n"
+    "vocabulary, and sums of grad_x. log-probs with other bits than one rank's are an error, exit code 1.\n";
 
 static const char *const kShapes[] = {"n2048:d1024:v50257", "n1024:d2048:v128256", "n4096:d768:v50257",
                                       "n1:d4096:v151936"};
 static const char *const kDtypes[] = {"f32", "bf16"}, *const kPasses[] = {"f", "fb"};
-enum { kMinRepeats = 3, kMaxRepeats = 1000, kTextBytes = sizeof((struct problem *)0)->text };
-
 typedef struct bench_row {
     char problem[kTextBytes];
     char kernel[64];
@@ -41,17 +44,28 @@ typedef struct bench_run {
     const ll_plan *plan;
     ll_linear_ce_args args;
     ll_pass pass;
+    cli_gpu *gpu; /* args are its: in device memory, and a call has to be waited for */
 } bench_run;
 
-static ll_status call(const bench_run *run) {
+static ll_status queue(const bench_run *run) {
     if (run->pass == LL_PASS_FORWARD) return ll_linear_ce_forward(run->plan, &run->args, NULL);
     if (run->pass == LL_PASS_BACKWARD) return ll_linear_ce_backward(run->plan, &run->args, NULL);
     return ll_linear_ce_forward_backward(run->plan, &run->args, NULL);
 }
 
+static ll_status call(const bench_run *run) {
+    LLI_TRY(queue(run));
+    return run->gpu ? cli_gpu_wait(run->gpu) : LL_STATUS_OK;
+}
+
 static int compare_doubles(const void *left, const void *right) {
     double a = *(const double *)left, b = *(const double *)right;
     return (a > b) - (a < b);
+}
+
+double bench_median(double *times, int count) {
+    qsort(times, (size_t)count, sizeof times[0], compare_doubles);
+    return times[count / 2];
 }
 
 /* Calls until `seconds` are over, at least kMinRepeats times after one that warms caches and clock. */
@@ -64,14 +78,12 @@ static ll_status time_calls(const bench_run *run, double seconds, bench_row *row
         LLI_TRY(call(run));
         times[row->repeats++] = cli_seconds() - call_s;
     } while (row->repeats < kMaxRepeats && (row->repeats < kMinRepeats || cli_seconds() - begin_s < seconds));
-    qsort(times, (size_t)row->repeats, sizeof times[0], compare_doubles);
-    row->median_ms = 1e3 * times[row->repeats / 2];
+    row->median_ms = 1e3 * bench_median(times, row->repeats);
     return LL_STATUS_OK;
 }
 
-/* What a call gives to someone who trains: loss, and the saved values that the backward needs. */
-static ll_linear_ce_args wanted_args(const struct problem *problem, const struct operands *operands,
-                                     const struct results *results, ll_pass pass) {
+ll_linear_ce_args bench_args(const struct problem *problem, const struct operands *operands,
+                             const struct results *results, ll_pass pass) {
     ll_linear_ce_args args = problem_args(problem, operands, results, pass);
     args.z_loss = NULL;
     args.argmax = NULL;
@@ -98,8 +110,8 @@ static void rate(const struct problem *problem, const bench_run *run, double pea
 }
 
 /* Forward for the saved values, then the pass itself in one workspace. */
-static int run_plan(const struct problem *problem, const ll_plan *plan, double seconds, double peak_gflops,
-                    bench_row *row) {
+static int run_plan(const struct problem *problem, const ll_plan_desc *desc, const ll_plan *plan,
+                    double seconds, double peak_gflops, bench_row *row) {
     struct operands operands = {0};
     struct results results = {0};
     void *workspace = NULL;
@@ -113,15 +125,22 @@ static int run_plan(const struct problem *problem, const ll_plan *plan, double s
         code = cli_fail(CLI_EXIT_RUNTIME, "problem %s: out of memory", row->problem);
         goto release;
     }
-    bench_run run = {plan, wanted_args(problem, &operands, &results, LL_PASS_FORWARD), LL_PASS_FORWARD};
+    bench_run run = {plan, bench_args(problem, &operands, &results, LL_PASS_FORWARD), LL_PASS_FORWARD, NULL};
     run.args.workspace = workspace;
     run.args.workspace_bytes = bytes;
-    if (status == LL_STATUS_OK && problem->pass == LL_PASS_BACKWARD) status = call(&run);
-    run.args = wanted_args(problem, &operands, &results, problem->pass);
+    if (status == LL_STATUS_OK && cli_gpu_wanted(plan)) status = cli_gpu_open(desc, bytes, &run.gpu);
+    if (status == LL_STATUS_OK && problem->pass == LL_PASS_BACKWARD) {
+        status = run.gpu ? cli_gpu_run(run.gpu, plan, LL_PASS_FORWARD, &run.args) : call(&run);
+    }
+    run.args = bench_args(problem, &operands, &results, problem->pass);
     run.args.workspace = workspace;
     run.args.workspace_bytes = bytes;
     run.pass = problem->pass;
+    ll_linear_ce_args on_host = run.args;
+    if (status == LL_STATUS_OK && run.gpu) status = cli_gpu_bind(run.gpu, &on_host, &run.args);
     if (status == LL_STATUS_OK) status = time_calls(&run, seconds, row);
+    if (status == LL_STATUS_OK && run.gpu) status = cli_gpu_fetch(run.gpu);
+    cli_gpu_close(run.gpu);
     if (status != LL_STATUS_OK) {
         code = cli_fail_status(status);
         goto release;
@@ -141,7 +160,7 @@ release:
 }
 
 /* "f:" and "b:" are short for the "fwd:" and "bwd:" of tests/problems.h. */
-static int parse(const char *text, struct problem *problem) {
+int bench_parse(const char *text, struct problem *problem) {
     char longer[kTextBytes + 2];
     bool is_short = (text[0] == 'f' || text[0] == 'b') && text[1] == ':';
     snprintf(longer, sizeof longer, "%c%s%s", text[0], is_short ? "wd" : "", text[0] ? text + 1 : "");
@@ -155,7 +174,7 @@ static int run_problem(const char *text, int32_t n_threads, double seconds, benc
     struct problem problem;
     ll_plan_desc desc;
     ll_plan *plan = NULL;
-    int code = parse(text, &problem);
+    int code = bench_parse(text, &problem);
     if (code != CLI_EXIT_OK) return code;
     *row = (bench_row){0};
     snprintf(row->problem, sizeof row->problem, "%s", text);
@@ -165,7 +184,7 @@ static int run_problem(const char *text, int32_t n_threads, double seconds, benc
     if (status != LL_STATUS_OK) return cli_fail_status(status);
     snprintf(row->kernel, sizeof row->kernel, "%s", ll_plan_kernel(plan));
     double peak_gflops = lli_cpu_fma_peak(ll_plan_threads(plan));
-    code = run_plan(&problem, plan, seconds, peak_gflops, row);
+    code = run_plan(&problem, &desc, plan, seconds, peak_gflops, row);
     ll_plan_destroy(plan);
     return code;
 }
@@ -210,30 +229,35 @@ static cJSON *print_header(int32_t n_threads, bool json) {
     return object;
 }
 
-static int run_all(const char *const *texts, int count, int32_t n_threads, double seconds, bool json) {
-    int32_t header_threads = n_threads;
-    ll_status status = n_threads ? LL_STATUS_OK : cli_default_threads(&header_threads);
+static int run_all(const bench_options *options, const char *const *texts, int count) {
+    int32_t header_threads = options->n_threads;
+    ll_status status = header_threads ? LL_STATUS_OK : cli_default_threads(&header_threads);
     if (status != LL_STATUS_OK) return cli_fail_status(status);
-    cJSON *object = print_header(header_threads, json);
-    cJSON *rows = json ? cJSON_AddArrayToObject(object, "problems") : NULL;
+    cJSON *object = print_header(header_threads, options->json);
+    cJSON *rows = options->json ? cJSON_AddArrayToObject(object, "problems") : NULL;
     int code = CLI_EXIT_OK;
     for (int i = 0; i < count && code == CLI_EXIT_OK; i++) {
         bench_row row;
-        code = run_problem(texts[i], n_threads, seconds, &row);
+        code = run_problem(texts[i], options->n_threads, options->seconds, &row);
         if (code != CLI_EXIT_OK) break;
-        if (json) {
+        if (options->json) {
             cJSON_AddItemToArray(rows, row_json(&row));
         } else {
             print_row(&row);
         }
     }
-    if (json && code == CLI_EXIT_OK) return cli_print_json(object);
+    if (options->json && code == CLI_EXIT_OK) return cli_print_json(object);
     cJSON_Delete(object);
     return code;
 }
 
+static int run_texts(const bench_options *options, const char *const *texts, int count) {
+    const bool over_ranks = options->cut.ranks || options->cut.shards;
+    return over_ranks ? bench_ranks(options, texts, count) : run_all(options, texts, count);
+}
+
 /* Room for every shape in every dtype and pass. */
-static int run_default(int32_t n_threads, double seconds, bool json) {
+static int run_default(const bench_options *options) {
     enum { kShapeCount = 4, kDefaults = kShapeCount * 4 };
     char texts[kDefaults][64];
     const char *list[kDefaults];
@@ -241,13 +265,12 @@ static int run_default(int32_t n_threads, double seconds, bool json) {
         snprintf(texts[i], sizeof texts[i], "%s:%s:%s", kPasses[i % 2], kDtypes[i / 2 % 2], kShapes[i / 4]);
         list[i] = texts[i];
     }
-    return run_all(list, kDefaults, n_threads, seconds, json);
+    return run_texts(options, list, kDefaults);
 }
 
 int ll_cmd_bench(int argc, char **argv) {
-    bool json = false;
+    bench_options o = {.seconds = 2};
     int64_t n_threads = 0;
-    double seconds = 2;
     cli_strings problems = {0};
     const cli_option options[] = {
         {.name = "threads",
@@ -257,14 +280,15 @@ int ll_cmd_bench(int argc, char **argv) {
          .help = "default LL_NUM_THREADS if set, else the CPUs of this process",
          .min = 1,
          .max = 1024},
+        CLI_CUT_OPTIONS(o.cut),
         {.name = "seconds",
          .type = CLI_DOUBLE,
-         .value = &seconds,
+         .value = &o.seconds,
          .metavar = "S",
          .help = "time for the repeats of a problem, at least 3 of them; default 2",
          .min = 0,
          .max = 86400},
-        {.name = "json", .type = CLI_FLAG, .value = &json, .help = "print one JSON object; default off"},
+        {.name = "json", .type = CLI_FLAG, .value = &o.json, .help = "print one JSON object; default off"},
         {0},
     };
     const cli_usage usage = {"bench [PROBLEM...] [options]", kAbout, options, &problems};
@@ -272,12 +296,12 @@ int ll_cmd_bench(int argc, char **argv) {
     /* All problems are read before the first runs: a mistake in the last one is known at once. */
     for (int i = 0; code == CLI_GO_ON && i < problems.count; i++) {
         struct problem problem;
-        int parsed = parse(problems.items[i], &problem);
+        int parsed = bench_parse(problems.items[i], &problem);
         if (parsed != CLI_EXIT_OK) code = parsed;
     }
+    o.n_threads = (int32_t)n_threads;
     if (code == CLI_GO_ON) {
-        code = problems.count ? run_all(problems.items, problems.count, (int32_t)n_threads, seconds, json)
-                              : run_default((int32_t)n_threads, seconds, json);
+        code = problems.count ? run_texts(&o, problems.items, problems.count) : run_default(&o);
     }
     free(problems.items);
     return code;

@@ -17,6 +17,7 @@ enum {
 /* Commands; argv[0] is the command's name, the result is the exit code. */
 int ll_cmd_score(int argc, char **argv);
 int ll_cmd_train(int argc, char **argv);
+int ll_cmd_check(int argc, char **argv);
 int ll_cmd_bench(int argc, char **argv);
 int ll_cmd_info(int argc, char **argv);
 
@@ -26,11 +27,13 @@ __attribute__((format(printf, 2, 3)))
 #endif
 int cli_fail(int exit_code, const char *format, ...);
 
-/* Same with the sentence of ll_last_error(): INVALID_ARG and UNSUPPORTED are the caller's fault (2), the
- * others the machine's (3). */
+/* INVALID_ARG and UNSUPPORTED are the caller's fault (2), the others the machine's (3). */
+int cli_exit_code(ll_status status);
+
+/* As cli_fail, with that code and the sentence of ll_last_error(). */
 int cli_fail_status(ll_status status);
 
-/* Same after reading an input file: one that is missing or unreadable is bad input (2). */
+/* As cli_fail_status, after reading an input file: one that is missing or unreadable is bad input (2). */
 int cli_fail_input(ll_status status);
 
 /* Seconds of a clock that never goes back. */

@@ -21,6 +21,9 @@ static const struct {
     {"LL_KERNEL", "name of the kernel to force"},
     {"LL_NUM_THREADS", "threads of a plan that does not say"},
     {"LL_CUDA_PATH", "folder with liblogitless_cuda.so.0"},
+    {"LL_COMM_PATH", "folder of the communicators' libraries"},
+    {"LL_COMM_HOST", "name of this rank's host for MPI, instead of the machine's"},
+    {"LL_COMM_DEBUG", "1: ranks compare all inputs and announce every operation"},
 };
 enum { kVariables = sizeof variables / sizeof variables[0] };
 
@@ -32,8 +35,28 @@ static const char *cuda_text(void) {
     return text;
 }
 
+/* Communicators; file: of its library, NULL: built in, or not in this version. */
+static const struct {
+    const char *name, *file, *about;
+} comms[] = {
+    {"self", NULL, "built in: one rank"},
+    {"threads", NULL, "built in: ranks of one process"},
+    {"mpi", "liblogitless_mpi.so.0", ""},
+    {"nccl", NULL, "not in this version"},
+};
+enum { kComms = sizeof comms / sizeof comms[0], kCommText = 4352 };
+
+static const char *about_comm(int i, char text[kCommText]) {
+    char found[kCommText - 32];
+    if (!comms[i].file) return comms[i].about;
+    bool there = cli_find_comm(comms[i].file, found, sizeof found);
+    snprintf(text, kCommText, "%s%s", there ? "found: " : "not found: ", found);
+    return text;
+}
+
 static void print_text(const cli_machine *machine, int32_t n_threads) {
     ll_kernel_info kernel;
+    char text[kCommText];
     printf("version    %s\n", ll_version());
     printf("compiler   %s\n", kCompiler);
     printf("backends   cpu, ref; CUDA: %s\n", cuda_text());
@@ -49,6 +72,8 @@ static void print_text(const cli_machine *machine, int32_t n_threads) {
         printf("  %-28s %-4s %-16s %s\n", kernel.name, kernel.backend, kernel.numerics,
                kernel.why_not[0] ? kernel.why_not : "runs here");
     }
+    printf("\ncommunicators:\n");
+    for (int i = 0; i < kComms; i++) printf("  %-8s %s\n", comms[i].name, about_comm(i, text));
     printf("\nenvironment:\n");
     for (int i = 0; i < kVariables; i++) {
         const char *value = getenv(variables[i].name);
@@ -72,6 +97,7 @@ static cJSON *kernels_json(void) {
 }
 
 static int print_json(const cli_machine *machine, int32_t n_threads) {
+    char text[kCommText];
     cJSON *object = cJSON_CreateObject();
     cJSON_AddStringToObject(object, "version", ll_version());
     cJSON_AddStringToObject(object, "compiler", kCompiler);
@@ -83,6 +109,10 @@ static int print_json(const cli_machine *machine, int32_t n_threads) {
     cJSON_AddStringToObject(object, "features", machine->features);
     cJSON_AddNumberToObject(object, "threads", n_threads);
     cJSON_AddItemToObject(object, "kernels", kernels_json());
+    cJSON *communicators = cJSON_AddObjectToObject(object, "communicators");
+    for (int i = 0; i < kComms; i++) {
+        cJSON_AddStringToObject(communicators, comms[i].name, about_comm(i, text));
+    }
     cJSON *environment = cJSON_AddObjectToObject(object, "environment");
     for (int i = 0; i < kVariables; i++) {
         const char *value = getenv(variables[i].name);
@@ -102,8 +132,9 @@ int ll_cmd_info(int argc, char **argv) {
         {0},
     };
     const cli_usage usage = {
-        "info [options]", "Version, backends, CPU and kernels; a kernel that does not run here says why.\n",
-        options, NULL};
+        "info [options]",
+        "Version, backends, CPU, kernels and communicators; what does not run here says why.\n", options,
+        NULL};
     int code = cli_options_parse(&usage, argc, argv);
     if (code != CLI_GO_ON) return code;
     cli_machine machine = cli_machine_read();

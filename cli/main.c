@@ -13,6 +13,7 @@ static const struct {
 } commands[] = {
     {"score", "loss, log-probs and entropy of hidden states in files", ll_cmd_score},
     {"train", "a small language model on text files, to see the loss fall", ll_cmd_train},
+    {"check", "right numbers on the ranks of a group, by threads or MPI", ll_cmd_check},
     {"bench", "speed of the kernels on this machine", ll_cmd_bench},
     {"info", "what was built, what this machine can run, and why not the rest", ll_cmd_info},
 };

@@ -28,9 +28,13 @@ int cli_fail(int exit_code, const char *format, ...) {
     return exit_code;
 }
 
-int cli_fail_status(ll_status status) {
+int cli_exit_code(ll_status status) {
     bool caller = status == LL_STATUS_INVALID_ARG || status == LL_STATUS_UNSUPPORTED;
-    return cli_fail(caller ? CLI_EXIT_USAGE : CLI_EXIT_RUNTIME, "%s", ll_last_error());
+    return status == LL_STATUS_OK ? CLI_EXIT_OK : caller ? CLI_EXIT_USAGE : CLI_EXIT_RUNTIME;
+}
+
+int cli_fail_status(ll_status status) {
+    return cli_fail(cli_exit_code(status), "%s", ll_last_error());
 }
 
 int cli_fail_input(ll_status status) {

@@ -1,6 +1,6 @@
 /* logitless score: loss, log-probs and entropy of hidden states in a file. Hidden states pass through in
  * chunks of tokens and are dropped from memory behind it, so that their file may be larger than memory; the
- * weights are mapped and read once a chunk. */
+ * weights are mapped and read once a chunk, by every rank its rows. */
 #define _POSIX_C_SOURCE 200809L
 #include "options.h"
 #include "score.h"
@@ -19,13 +19,14 @@ static const char kAbout[] =
     "  bias          [v]                      f32, bf16, f16\n"
     "  class-weight  [vocabulary]             f32\n"
     "  token-weight  one for each token       f32\n"
+    "Over ranks each one holds some rows of weight and bias; every number but the time stays the same.\n"
     "The digest is FNV-1a (64 bits) over the f32 log-probs: equal digests, equal bits. Means are over valid\n"
     "(not ignored) tokens; without any, loss is 0 and means are null. In JSON numbers that are not finite\n"
     "are null; nonfinite_rows counts the tokens whose nll is not finite.\n";
 
 /* Progress moves once a chunk: the library has no callback. */
-static ll_status run_chunks(const ll_plan *plan, const score_options *options, const score_inputs *in,
-                            score_results *results, void *workspace) {
+static ll_status run_chunks(cli_ranks *ranks, const score_options *options, const score_inputs *in,
+                            score_results *results) {
     const size_t row_bytes = (size_t)in->n_hidden * ll_dtype_bytes(in->hidden.tensor.dtype);
     const size_t id_bytes = ll_dtype_bytes(in->targets.tensor.dtype);
     const float *token_weight = in->token_weight.tensor.data;
@@ -51,9 +52,7 @@ static ll_status run_chunks(const ll_plan *plan, const score_options *options, c
         args.lse = results->lse ? results->lse + begin : NULL;
         args.entropy = results->entropy ? results->entropy + begin : NULL;
         args.argmax = results->argmax ? results->argmax + begin : NULL;
-        args.workspace = workspace;
-        args.workspace_bytes = results->workspace_bytes;
-        status = ll_linear_ce_forward(plan, &args, NULL);
+        status = cli_ranks_run(ranks, LL_PASS_FORWARD, &args);
         lli_tensor_file_drop(in->hidden.file, rows, (size_t)n * row_bytes);
         cli_progress_update(&progress, begin + n);
     }
@@ -61,7 +60,7 @@ static ll_status run_chunks(const ll_plan *plan, const score_options *options, c
     return status;
 }
 
-static ll_status create_plan(const score_options *options, const score_inputs *in, ll_plan **plan) {
+static ll_status create_ranks(const score_options *options, const score_inputs *in, cli_ranks **ranks) {
     ll_loss loss = LL_LOSS_INIT;
     loss.ignore_index = options->ignore_index;
     loss.temperature = (float)options->temperature;
@@ -74,9 +73,10 @@ static ll_status create_plan(const score_options *options, const score_inputs *i
 
     ll_plan_desc desc = LL_PLAN_DESC_INIT;
     desc.op = LL_OP_LINEAR_CE;
-    desc.backend = strcmp(options->backend, "cpu") == 0   ? LL_BACKEND_CPU
-                   : strcmp(options->backend, "ref") == 0 ? LL_BACKEND_REF
-                                                          : LL_BACKEND_AUTO;
+    desc.backend = strcmp(options->backend, "cpu") == 0    ? LL_BACKEND_CPU
+                   : strcmp(options->backend, "ref") == 0  ? LL_BACKEND_REF
+                   : strcmp(options->backend, "cuda") == 0 ? LL_BACKEND_CUDA
+                                                           : LL_BACKEND_AUTO;
     desc.n_tokens_max = in->n_tokens < options->chunk_tokens ? in->n_tokens : options->chunk_tokens;
     desc.n_hidden = in->n_hidden;
     desc.v_local = in->v_local;
@@ -88,7 +88,7 @@ static ll_status create_plan(const score_options *options, const score_inputs *i
     desc.n_threads = (int32_t)options->threads;
     desc.workspace_budget_bytes = (size_t)options->workspace_mb << 20;
     desc.loss = &loss;
-    return ll_plan_create(&desc, plan);
+    return cli_ranks_create(&desc, &in->cut, CLI_FORWARD, false, ranks);
 }
 
 /* An empty hidden file still needs a pointer to tell "given" from "not wanted". */
@@ -112,33 +112,25 @@ static bool allocate(const score_options *options, const score_inputs *in, score
 
 static int score(const score_options *options, const score_inputs *in) {
     score_results results = {0};
-    ll_plan *plan = NULL;
-    void *workspace = NULL;
+    cli_ranks *ranks = NULL;
     int code;
-    ll_status status = create_plan(options, in, &plan);
-    if (status == LL_STATUS_OK) status = ll_plan_workspace(plan, LL_PASS_FORWARD, &results.workspace_bytes);
-    if (status != LL_STATUS_OK) {
-        code = cli_fail_status(status);
-        goto release;
-    }
-    if (!allocate(options, in, &results) ||
-        posix_memalign(&workspace, 64, results.workspace_bytes + 64) != 0) {
-        code = cli_fail(CLI_EXIT_RUNTIME, "out of memory for a workspace of %zu bytes and %lld tokens",
-                        results.workspace_bytes, (long long)in->n_tokens);
+    ll_status status = create_ranks(options, in, &ranks);
+    if (status != LL_STATUS_OK) return cli_fail_status(status);
+    if (!allocate(options, in, &results)) {
+        code = cli_fail(CLI_EXIT_RUNTIME, "out of memory for %lld tokens", (long long)in->n_tokens);
         goto release;
     }
     double begin_s = cli_seconds();
-    status = run_chunks(plan, options, in, &results, workspace);
+    status = run_chunks(ranks, options, in, &results);
     results.seconds = cli_seconds() - begin_s;
-    code = status == LL_STATUS_OK ? score_report(options, in, &results, plan) : cli_fail_status(status);
+    code = status == LL_STATUS_OK ? score_report(options, in, &results, ranks) : cli_fail_status(status);
 release:
-    free(workspace);
     free(results.argmax);
     free(results.entropy);
     free(results.lse);
     free(results.nll);
     free(results.loss);
-    ll_plan_destroy(plan);
+    cli_ranks_destroy(ranks);
     return code;
 }
 
@@ -237,15 +229,16 @@ int ll_cmd_score(int argc, char **argv) {
         {.name = "backend",
          .type = CLI_STRING,
          .value = &o.backend,
-         .metavar = "auto|cpu|ref",
-         .help = "ref is the definition in double precision, slow; default auto"},
+         .metavar = "auto|cpu|cuda|ref",
+         .help = "ref is the definition in double precision, slow; auto is a CPU's; default auto"},
         {.name = "threads",
          .type = CLI_INT64,
          .value = &o.threads,
          .metavar = "N",
-         .help = "default LL_NUM_THREADS if set, else the CPUs of this process",
+         .help = "of all ranks together; default LL_NUM_THREADS if set, else the CPUs of this process",
          .min = 1,
          .max = 1024},
+        CLI_CUT_OPTIONS(o.cut),
         {.name = "chunk-tokens",
          .type = CLI_INT64,
          .value = &o.chunk_tokens,
@@ -257,7 +250,7 @@ int ll_cmd_score(int argc, char **argv) {
          .type = CLI_INT64,
          .value = &o.workspace_mb,
          .metavar = "N",
-         .help = "bound of the workspace in MiB; default 512, exceeded if it cannot be less",
+         .help = "bound of each rank's workspace in MiB; default 512, exceeded if it cannot be less",
          .min = 1,
          .max = 0x1p24},
         {.name = "out",

@@ -2,7 +2,8 @@
 #ifndef LL_CLI_SCORE_H
 #define LL_CLI_SCORE_H
 
-#include "cli.h"
+#include "ranks.h"
+
 #include "io/tensor_file.h"
 
 typedef struct score_options {
@@ -10,6 +11,7 @@ typedef struct score_options {
     const char *smoothing_rule, *reduction, *backend, *out;
     double temperature, softcap, label_smoothing, z_loss;
     int64_t ignore_index, vocab_size, threads, chunk_tokens, workspace_mb;
+    cli_cut_options cut;
     bool entropy, json;
 } score_options;
 
@@ -24,13 +26,13 @@ typedef struct score_operand {
 typedef struct score_inputs {
     score_operand hidden, weight, targets, bias, class_weight, token_weight;
     int64_t n_tokens, n_hidden, v_local, v_total, n_valid;
+    cli_cut cut; /* of the v_local rows of weight */
 } score_inputs;
 
 /* Per-token results, n_tokens each; NULL where nobody asked. */
 typedef struct score_results {
     float *loss, *nll, *lse, *entropy;
     int64_t *argmax;
-    size_t workspace_bytes;
     double seconds;
 } score_results;
 
@@ -43,6 +45,6 @@ int64_t score_target(const score_inputs *inputs, int64_t i);
 
 /* Writes --out, then prints the totals. Overwrites results->loss. */
 int score_report(const score_options *options, const score_inputs *inputs, score_results *results,
-                 const ll_plan *plan);
+                 const cli_ranks *ranks);
 
 #endif

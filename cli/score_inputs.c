@@ -206,6 +206,12 @@ static int check_out(const score_options *options, const score_inputs *in) {
     return check_out_folder(options->out);
 }
 
+static int make_cut(const score_options *options, score_inputs *in) {
+    char rows[256];
+    snprintf(rows, sizeof rows, "rows of --weight %s", in->weight.spec);
+    return cli_cut_make(&options->cut, in->v_local, rows, &in->cut);
+}
+
 int64_t score_target(const score_inputs *in, int64_t i) {
     const void *data = in->targets.tensor.data;
     return in->targets.tensor.dtype == LL_DTYPE_I64 ? ((const int64_t *)data)[i] : ((const int32_t *)data)[i];
@@ -217,6 +223,7 @@ int score_inputs_open(const score_options *options, score_inputs *in) {
     if ((code = open_all(options, in)) != CLI_EXIT_OK) return code;
     if ((code = check_out(options, in)) != CLI_EXIT_OK) return code;
     if ((code = check_shapes(options, in)) != CLI_EXIT_OK) return code;
+    if ((code = make_cut(options, in)) != CLI_EXIT_OK) return code;
     if ((code = check_targets(options, in)) != CLI_EXIT_OK) return code;
     code = check_weights(&in->class_weight, in->v_total, 0, "a finite number >= 0");
     if (code != CLI_EXIT_OK) return code;
@@ -224,6 +231,7 @@ int score_inputs_open(const score_options *options, score_inputs *in) {
 }
 
 void score_inputs_close(score_inputs *in) {
+    cli_cut_free(&in->cut);
     lli_tensor_file_close(in->hidden.file);
     lli_tensor_file_close(in->weight.file);
     lli_tensor_file_close(in->targets.file);

@@ -48,7 +48,7 @@ static ll_status add_up(const score_options *options, const score_inputs *in, sc
 }
 
 static ll_status write_out(const score_options *options, const score_inputs *in, const score_results *results,
-                           const ll_plan *plan) {
+                           const cli_ranks *ranks) {
     const int64_t n = in->n_tokens;
     const lli_tensor tensors[] = {
         {"nll", results->nll, LL_DTYPE_F32, 1, {n}},
@@ -56,7 +56,8 @@ static ll_status write_out(const score_options *options, const score_inputs *in,
         {"entropy", results->entropy, LL_DTYPE_F32, 1, {n}},
         {"argmax", results->argmax, LL_DTYPE_I64, 1, {n}},
     };
-    const char *const metadata[] = {"logitless", ll_version(), "numerics", ll_plan_numerics(plan)};
+    const char *const metadata[] = {"logitless", ll_version(), "numerics",
+                                    ll_plan_numerics(cli_ranks_plan(ranks))};
     return lli_safetensors_write(options->out, tensors, sizeof tensors / sizeof tensors[0], metadata, 2);
 }
 
@@ -77,8 +78,9 @@ static void add_number(cJSON *object, const char *name, double value) {
     }
 }
 
-static int print_json(const score_inputs *in, const score_results *results, const ll_plan *plan,
+static int print_json(const score_inputs *in, const score_results *results, const cli_ranks *ranks,
                       const totals *all) {
+    const ll_plan *plan = cli_ranks_plan(ranks);
     char digest[17];
     cJSON *object = cJSON_CreateObject();
     snprintf(digest, sizeof digest, "%016" PRIx64, all->digest);
@@ -92,16 +94,18 @@ static int print_json(const score_inputs *in, const score_results *results, cons
     cJSON_AddStringToObject(object, "backend", backend_of(plan));
     cJSON_AddStringToObject(object, "kernel", ll_plan_kernel(plan));
     cJSON_AddStringToObject(object, "numerics", ll_plan_numerics(plan));
-    cJSON_AddNumberToObject(object, "ranks", 1);
-    cJSON_AddNumberToObject(object, "threads", ll_plan_threads(plan));
-    cJSON_AddNumberToObject(object, "workspace_bytes", (double)results->workspace_bytes);
+    cJSON_AddNumberToObject(object, "ranks", in->cut.n_ranks);
+    cJSON_AddItemToObject(object, "shards", cli_cut_json(&in->cut));
+    cJSON_AddNumberToObject(object, "threads", cli_ranks_n_threads(ranks));
+    cJSON_AddNumberToObject(object, "workspace_bytes", (double)cli_ranks_workspace_bytes(ranks));
     add_number(object, "seconds", results->seconds);
     cJSON_AddStringToObject(object, "digest", digest);
     return cli_print_json(object);
 }
 
 static int print_text(const score_options *options, const score_inputs *in, const score_results *results,
-                      const ll_plan *plan, const totals *all) {
+                      const cli_ranks *ranks, const totals *all) {
+    const ll_plan *plan = cli_ranks_plan(ranks);
     printf("tokens        %" PRId64 ", %" PRId64 " valid\n", in->n_tokens, in->n_valid);
     printf("loss          %.9g (%s)\n", all->loss, options->reduction);
     if (in->n_valid) {
@@ -112,18 +116,22 @@ static int print_text(const score_options *options, const score_inputs *in, cons
     if (all->n_nonfinite) printf("not finite    %" PRId64 " rows\n", all->n_nonfinite);
     printf("digest        %016" PRIx64 "\n", all->digest);
     printf("kernel        %s (%s), %d threads, workspace %.1f MiB\n", ll_plan_kernel(plan),
-           ll_plan_numerics(plan), (int)ll_plan_threads(plan), (double)results->workspace_bytes / 0x1p20);
+           ll_plan_numerics(plan), (int)cli_ranks_n_threads(ranks),
+           (double)cli_ranks_workspace_bytes(ranks) / 0x1p20);
+    printf("ranks         %d, shards ", (int)in->cut.n_ranks);
+    cli_cut_print(&in->cut);
+    printf("\n");
     printf("seconds       %.3f\n", results->seconds);
     if (options->out) printf("written       %s\n", options->out);
     return CLI_EXIT_OK;
 }
 
 int score_report(const score_options *options, const score_inputs *in, score_results *results,
-                 const ll_plan *plan) {
+                 const cli_ranks *ranks) {
     totals all;
     ll_status status = add_up(options, in, results, &all);
-    if (status == LL_STATUS_OK && options->out) status = write_out(options, in, results, plan);
+    if (status == LL_STATUS_OK && options->out) status = write_out(options, in, results, ranks);
     if (status != LL_STATUS_OK) return cli_fail_status(status);
-    if (options->json) return print_json(in, results, plan, &all);
-    return print_text(options, in, results, plan, &all);
+    if (options->json) return print_json(in, results, ranks, &all);
+    return print_text(options, in, results, ranks, &all);
 }

@@ -16,7 +16,10 @@ static const char kAbout[] =
     "Trains a small language model on text files: the embeddings of the last tokens, one hidden layer, and\n"
     "the head's loss by logitless. Tokens are words, punctuation marks and, for rare words, letters. Of the\n"
     "paragraphs (parted by empty lines; repeated ones are left out) every tenth is held out. The same seed\n"
-    "gives the same losses, whatever the number of threads. Score the saved held-out text with\n"
+    "gives the same losses, whatever the number of threads; another number of ranks changes the last bits "
+    "of\n"
+    "the gradients, but log-probs of the saved model are the same over any ranks. Score the saved held-out "
+    "text with\n"
     "  logitless score --hidden HELDOUT:hidden --targets HELDOUT:targets --weight MODEL:head.weight\n"
     "                  --bias MODEL:head.bias\n";
 
@@ -83,6 +86,7 @@ static ll_status prepare(train_run *run) {
         .n_hidden = options->hidden_size,
         .n_batch = options->batch,
         .head_dtype = strcmp(options->dtype, "bf16") == 0 ? LL_DTYPE_BF16 : LL_DTYPE_F32,
+        .n_ranks = (int32_t)options->ranks,
         .n_threads = (int32_t)options->threads,
         .seed = (uint64_t)options->seed,
     };
@@ -143,6 +147,7 @@ int ll_cmd_train(int argc, char **argv) {
                        .embed = 64,
                        .hidden_size = 192,
                        .vocab = 8000,
+                       .ranks = 1,
                        .learning_rate = 0.003,
                        .dtype = "f32"};
     const cli_option options[] = {
@@ -162,8 +167,12 @@ int ll_cmd_train(int argc, char **argv) {
         {"lr", CLI_DOUBLE, &o.learning_rate, "X", "Adam's rate; falls to a tenth; default 0.003",
          .max = INFINITY, .above_min = true},
         {"seed", CLI_INT64, &o.seed, "N", "of the first parameters and the order; default 0", .max = 1e18},
+        {"ranks", CLI_INT64, &o.ranks, "N",
+         "cut the head's vocabulary evenly over N ranks, threads of this process; default 1", .min = 1,
+         .max = kRanksMax},
         {"threads", CLI_INT64, &o.threads, "N",
-         "default LL_NUM_THREADS if set, else the CPUs of this process", .min = 1, .max = 1024},
+         "of all ranks together; default LL_NUM_THREADS if set, else the CPUs of this process", .min = 1,
+         .max = 1024},
         {"dtype", CLI_STRING, &o.dtype, "f32|bf16",
          .help = "of the head's weight and hidden states; default f32"},
         {"save", CLI_STRING, &o.save, "FILE", .help = "write the model (.safetensors); default none"},

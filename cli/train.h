@@ -9,7 +9,7 @@
 typedef struct train_options {
     cli_strings text;
     int64_t steps, epochs; /* 0: not given */
-    int64_t batch, context, embed, hidden_size, vocab, seed, threads;
+    int64_t batch, context, embed, hidden_size, vocab, seed, threads, ranks;
     double learning_rate;
     const char *dtype, *save, *save_heldout;
     bool json;

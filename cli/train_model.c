@@ -1,6 +1,7 @@
 /* The model of train_model.h: one hidden layer in plain loops, the head by logitless, and Adam. Every sum
  * outside the head runs in one fixed order on one thread, and the head has the same bits for any number of
- * threads: so has the training. Left out: everything that a second layer would need. */
+ * threads: so has the training. Ranks add up dL/dh in another order, so their number changes its last bits.
+ * Left out: everything that a second layer would need. */
 #include "train_model.h"
 
 #include "core/dtype.h"
@@ -62,9 +63,9 @@ static void set_parameters(cli_lm *lm) {
                  0.1 / sqrt((double)config->n_hidden), &state);
 }
 
-static ll_status create_plan(cli_lm *lm, int64_t n_tokens_max, int32_t frozen, ll_pass pass, ll_plan **plan) {
+static ll_status create_ranks(cli_lm *lm, const cli_cut *cut, int64_t n_tokens_max, int32_t frozen,
+                              int32_t passes, cli_ranks **ranks) {
     ll_plan_desc desc = LL_PLAN_DESC_INIT;
-    size_t bytes;
     desc.n_tokens_max = n_tokens_max;
     desc.n_hidden = lm->config.n_hidden;
     desc.v_local = desc.v_total = lm->config.n_vocab;
@@ -73,10 +74,24 @@ static ll_status create_plan(cli_lm *lm, int64_t n_tokens_max, int32_t frozen, l
     desc.grad_x_dtype = desc.grad_w_dtype = LL_DTYPE_F32;
     desc.frozen = frozen;
     desc.n_threads = lm->config.n_threads;
-    LLI_TRY(ll_plan_create(&desc, plan));
-    LLI_TRY(ll_plan_workspace(*plan, pass, &bytes));
-    if (bytes > lm->workspace_bytes) lm->workspace_bytes = bytes;
-    return LL_STATUS_OK;
+    return cli_ranks_create(&desc, cut, passes, false, ranks);
+}
+
+static ll_status create_head(cli_lm *lm) {
+    cli_cut cut;
+    ll_status status = LL_STATUS_OK;
+    if (!cli_cut_even(lm->config.n_vocab, lm->config.n_ranks, &cut)) {
+        status = lli_fail(LL_STATUS_MEMORY, "train: no memory for %d ranks", (int)lm->config.n_ranks);
+    }
+    if (status == LL_STATUS_OK) {
+        status = create_ranks(lm, &cut, lm->config.n_batch, 0, CLI_FORWARD_BACKWARD, &lm->train);
+    }
+    if (status == LL_STATUS_OK) {
+        status = create_ranks(lm, &cut, lm->n_rows_max, LL_FROZEN_X | LL_FROZEN_W | LL_FROZEN_BIAS,
+                              CLI_FORWARD, &lm->score);
+    }
+    cli_cut_free(&cut);
+    return status;
 }
 
 /* Every array of the model: zeros, 64-byte aligned. One list serves creation and release. */
@@ -86,7 +101,7 @@ typedef struct array {
     size_t element_bytes;
 } array;
 
-enum { kArrays = 15 };
+enum { kArrays = 14 };
 
 static void list_arrays(cli_lm *lm, array arrays[kArrays]) {
     const cli_lm_config *config = &lm->config;
@@ -108,7 +123,6 @@ static void list_arrays(cli_lm *lm, array arrays[kArrays]) {
         {&lm->hidden_weight_t, lm->n_input * n_hidden, sizeof(float)},
         {&lm->head_weight_narrow, narrow ? config->n_vocab * n_hidden : 0, given_bytes},
         {&lm->hidden_narrow, narrow ? n_rows * n_hidden : 0, given_bytes},
-        {&lm->workspace, (int64_t)lm->workspace_bytes, 1},
     };
     memcpy(arrays, list, sizeof list);
 }
@@ -134,9 +148,7 @@ ll_status cli_lm_create(const cli_lm_config *config, cli_lm *lm) {
     lm->n_parameters =
         config->n_vocab * (config->n_embed + config->n_hidden + 1) + (lm->n_input + 1) * config->n_hidden;
     lm->n_rows_max = config->n_batch > kScoreRows ? config->n_batch : kScoreRows;
-    LLI_TRY(create_plan(lm, config->n_batch, 0, LL_PASS_FORWARD_BACKWARD, &lm->plan_train));
-    LLI_TRY(create_plan(lm, lm->n_rows_max, LL_FROZEN_X | LL_FROZEN_W | LL_FROZEN_BIAS, LL_PASS_FORWARD,
-                        &lm->plan_score));
+    LLI_TRY(create_head(lm));
     LLI_TRY(allocate_arrays(lm));
     cut_tensors(lm, &lm->parameters);
     cut_tensors(lm, &lm->gradients);
@@ -152,8 +164,8 @@ void cli_lm_free(cli_lm *lm) {
         memcpy(&memory, arrays[i].slot, sizeof memory);
         free(memory);
     }
-    ll_plan_destroy(lm->plan_score);
-    ll_plan_destroy(lm->plan_train);
+    cli_ranks_destroy(lm->score);
+    cli_ranks_destroy(lm->train);
     memset(lm, 0, sizeof *lm);
 }
 
@@ -191,8 +203,6 @@ static ll_linear_ce_args head_args(cli_lm *lm, int64_t n) {
     args.w = ll_view_matrix(cli_lm_head_weight(lm), lm->config.head_dtype, n_vocab, n_hidden, 0);
     args.bias = ll_view_vector(lm->parameters.head_bias, LL_DTYPE_F32, n_vocab, 0);
     args.target = ll_view_vector(lm->target, LL_DTYPE_I32, n, 0);
-    args.workspace = lm->workspace;
-    args.workspace_bytes = lm->workspace_bytes;
     return args;
 }
 
@@ -259,7 +269,7 @@ ll_status cli_lm_gradients(cli_lm *lm, const int32_t *tokens, const int64_t *pos
     args.grad_x = ll_view_matrix(lm->grad_hidden, LL_DTYPE_F32, n, n_hidden, 0);
     args.grad_w = ll_view_matrix(lm->gradients.head_weight, LL_DTYPE_F32, n_vocab, n_hidden, 0);
     args.grad_bias = ll_view_vector(lm->gradients.head_bias, LL_DTYPE_F32, n_vocab, 0);
-    LLI_TRY(ll_linear_ce_forward_backward(lm->plan_train, &args, NULL));
+    LLI_TRY(cli_ranks_run(lm->train, LL_PASS_FORWARD_BACKWARD, &args));
     run_hidden_layer_backward(lm, n);
     *loss = sums.loss;
     return LL_STATUS_OK;
@@ -280,7 +290,7 @@ ll_status cli_lm_score(cli_lm *lm, const int32_t *tokens, int64_t n_tokens, floa
         run_hidden_layer(lm, tokens, lm->positions, n);
         ll_linear_ce_args args = head_args(lm, n);
         args.nll = nll + begin;
-        LLI_TRY(ll_linear_ce_forward(lm->plan_score, &args, NULL));
+        LLI_TRY(cli_ranks_run(lm->score, LL_PASS_FORWARD, &args));
         if (hidden) memcpy((char *)hidden + (size_t)begin * row_bytes, args.x.data, (size_t)n * row_bytes);
     }
     return LL_STATUS_OK;

@@ -7,12 +7,14 @@
 #ifndef LL_CLI_TRAIN_MODEL_H
 #define LL_CLI_TRAIN_MODEL_H
 
+#include "ranks.h"
+
 #include "core/status.h"
 
 typedef struct cli_lm_config {
     int64_t n_vocab, n_context, n_embed, n_hidden, n_batch;
     ll_dtype head_dtype; /* of W and h as the head sees them: f32 or bf16; sums and parameters are f32 */
-    int32_t n_threads;
+    int32_t n_ranks, n_threads; /* the head's vocabulary is cut evenly; threads of all ranks, 0: default */
     uint64_t seed;
 } cli_lm_config;
 
@@ -35,9 +37,7 @@ typedef struct cli_lm {
     float *input, *hidden, *grad_hidden, *grad_input;
     float *hidden_weight_t; /* U transposed: every product's inner loop runs along rows */
     uint16_t *head_weight_narrow, *hidden_narrow; /* NULL: head_dtype is f32 */
-    ll_plan *plan_train, *plan_score;
-    void *workspace;
-    size_t workspace_bytes;
+    cli_ranks *train, *score;                     /* forward_backward of a batch; forward of n_rows_max */
 } cli_lm;
 
 /* Equal configs give equal parameters. MEMORY, or what ll_plan_create says; free it in every case. */

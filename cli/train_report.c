@@ -14,9 +14,10 @@ void train_report_begin(const train_run *run, const cli_text *text) {
            ": %" PRId64 " parameters\n",
            lm->config.n_vocab, lm->config.n_context, lm->config.n_embed, lm->config.n_hidden,
            lm->n_parameters);
-    printf("head    %s, %s (%s), %d threads\n\n", ll_dtype_name(lm->config.head_dtype),
-           ll_plan_kernel(lm->plan_train), ll_plan_numerics(lm->plan_train),
-           (int)ll_plan_threads(lm->plan_train));
+    const ll_plan *plan = cli_ranks_plan(lm->train);
+    printf("head    %s, %s (%s), ranks %d, threads %d\n\n", ll_dtype_name(lm->config.head_dtype),
+           ll_plan_kernel(plan), ll_plan_numerics(plan), (int)lm->config.n_ranks,
+           (int)cli_ranks_n_threads(lm->train));
     printf("epoch    step  train loss  held-out loss  perplexity  tokens/s\n");
 }
 
@@ -66,9 +67,10 @@ int train_report_end(train_run *run) {
     cJSON_AddNumberToObject(object, "heldout_loss", run->result.loss);
     cJSON_AddNumberToObject(object, "perplexity", run->result.perplexity);
     cJSON_AddStringToObject(object, "digest", digest);
-    cJSON_AddStringToObject(object, "kernel", ll_plan_kernel(run->lm.plan_train));
-    cJSON_AddStringToObject(object, "numerics", ll_plan_numerics(run->lm.plan_train));
-    cJSON_AddNumberToObject(object, "threads", ll_plan_threads(run->lm.plan_train));
+    cJSON_AddStringToObject(object, "kernel", ll_plan_kernel(cli_ranks_plan(run->lm.train)));
+    cJSON_AddStringToObject(object, "numerics", ll_plan_numerics(cli_ranks_plan(run->lm.train)));
+    cJSON_AddNumberToObject(object, "ranks", run->lm.config.n_ranks);
+    cJSON_AddNumberToObject(object, "threads", cli_ranks_n_threads(run->lm.train));
     cJSON_AddNumberToObject(object, "seconds", seconds);
     return cli_print_json(object);
 }

@@ -82,7 +82,7 @@ static ll_status save_model(const char *path, const cli_corpus *corpus, cli_lm *
         "words",        corpus->vocabulary,
         "heldout_loss", loss,
         "digest",       digest,
-        "numerics",     ll_plan_numerics(lm->plan_score),
+        "numerics",     ll_plan_numerics(cli_ranks_plan(lm->score)),
     };
     return lli_safetensors_write(path, tensors, sizeof tensors / sizeof tensors[0], metadata,
                                  sizeof metadata / sizeof metadata[0] / 2);

@@ -4,5 +4,5 @@
 set -eu
 cd "$(dirname "$0")/.."
 folder=${1:-build}
-sed -n 's/^ *"file": "\(.*\)",\{0,1\}$/\1/p' "$folder/compile_commands.json" | sort -u |
+sed -n 's/^ *"file": "\(.*\.c\)",\{0,1\}$/\1/p' "$folder/compile_commands.json" | sort -u |
     xargs -P "${JOBS:-$(nproc)}" -n 4 clang-tidy -p "$folder" --quiet --warnings-as-errors='*'

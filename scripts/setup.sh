@@ -19,6 +19,10 @@ if [ "$what" = test ]; then
     need g++ g++
     need clang clang
     need clang-tidy clang-tidy
+    # The communicator over MPI; any MPI will do. `make` alone uses one that is there and needs none.
+    { have mpicc && echo '#include <mpi.h>' | mpicc -x c -fsyntax-only - >/dev/null 2>&1; } || missing+=(libopenmpi-dev)
+    need mpirun openmpi-bin
+    need ip iproute2
     # One Python with NumPy is enough: the tests look at the same three.
     numpy=no
     for python in .venv/bin/python3 python3 /usr/bin/python3; do

@@ -105,12 +105,12 @@ stage_release() {
 
 stage_asserts() {
     item "asserts build" scripts/build.sh build/asserts -DLL_BUILD_TESTS=ON $clang -DCMAKE_C_FLAGS_RELEASE=-O3 &&
-        tests asserts build/asserts -LE slow
+        tests asserts build/asserts -LE 'slow|mpi'
 }
 
 stage_asan() {
     item "asan build" scripts/build.sh build/asan "${debug[@]}" "-DLL_SANITIZE=address;undefined" &&
-        tests asan build/asan -LE slow
+        tests asan build/asan -LE 'slow|mpi'
     if [ $leaks = 0 ]; then
         skipped=$((skipped + 1))
         echo "skipped  asan leaks: LeakSanitizer does not run here (ptrace is not allowed)"
@@ -131,7 +131,7 @@ stage_headers() {
     local compiler source=$logs/header.c strict=(-Wall -Wextra -Wpedantic -Werror -Iinclude -fsyntax-only)
     # Every macro that a caller writes is expanded, so that it compiles in both languages.
     cat >"$source" <<'C'
-#include <logitless/comm.h>
+#include <logitless/comm_mpi.h>
 int header_use(void);
 int header_use(void) {
     ll_loss loss = LL_LOSS_INIT;
@@ -140,9 +140,10 @@ int header_use(void) {
     args.x = ll_view_matrix(0, LL_DTYPE_F32, 0, 1, 0);
     args.target = ll_view_vector(0, LL_DTYPE_I64, 0, 0);
     ll_comm comm = LL_COMM_INIT;
+    ll_comm_double script = LL_COMM_DOUBLE_INIT;
     desc.comm = &comm;
     desc.loss = &loss;
-    return (int)(args.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
+    return (int)(script.struct_bytes + args.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
 }
 C
     for compiler in gcc clang; do
@@ -162,7 +163,7 @@ check_needed() {
     local others
     scripts/build.sh build || return
     others=$(readelf -d build/liblogitless.so | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-        grep -vE '^(libc|libm|libpthread|ld-linux[a-z0-9-]*)\.so\.') || return 0
+        grep -vE '^(libc|libm|libpthread|libdl|ld-linux[a-z0-9-]*)\.so\.') || return 0
     echo "liblogitless.so may need libc, libm and threads only, but needs: $others"
     return 1
 }

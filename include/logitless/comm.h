@@ -41,7 +41,8 @@ extern "C" {
  *
  *   max_i32     values[i] = max over ranks of values[i]             n >= 0
  *   sum_i64     values[i] = sum over ranks of values[i]             wraps nowhere: the library bounds them
- *   all_gather  all[r * bytes ..] = rank r's `bytes` bytes          host memory, also on a GPU; all != mine
+ *   all_gather  all[r * bytes ..] = rank r's `bytes` bytes          host memory, also on a GPU; mine and all
+ *               do not overlap
  *   sum_f32     values[i] = sum over ranks of values[i], f32        the order of additions must depend on the
  *               group alone, not on i, n or time: equal bits on every rank, in every run and batch
  *   abort       local and not blocking: the group is dead, peers that wait or come later fail with `sentence`
@@ -119,14 +120,27 @@ typedef struct ll_comm_double {
     size_t struct_bytes;
     uint64_t seed;
     int64_t delay_us; /* every operation starts up to this much late */
-    int32_t pieces;   /* > 1: max_i32 and sum_i64 are done in up to so many pieces, in a random order */
-    int32_t reverse;  /* 1: ranks appear in reverse: rank r is rank size - 1 - r of `inner` */
-    int64_t fail_at;  /* > 0: operation number fail_at (from 1) and all later ones fail without being done */
+    int32_t pieces;  /* > 1: max_i32 and sum_i64 are done in up to so many pieces (at most 65536), in a random
+                        order */
+    int32_t reverse; /* 1: ranks appear in reverse: rank r is rank size - 1 - r of `inner` */
+    int64_t fail_at; /* > 0: operation number fail_at (from 1) and all later ones fail without being done */
     int64_t stall_at; /* > 0: operation number stall_at starts stall_ms late */
     int64_t stall_ms;
 } ll_comm_double;
 
-/* Operations so far and the bytes that this rank handed in. */
+#ifdef __cplusplus
+#define LL_COMM_DOUBLE_INIT lli_comm_double_init()
+static inline ll_comm_double lli_comm_double_init(void) {
+    ll_comm_double script = ll_comm_double();
+    script.struct_bytes = sizeof(ll_comm_double);
+    return script;
+}
+#else
+#define LL_COMM_DOUBLE_INIT                                                                                  \
+    { .struct_bytes = sizeof(ll_comm_double) }
+#endif
+
+/* Operations so far, those that failed by the script too, and the bytes that this rank handed in. */
 typedef struct ll_comm_counts {
     int64_t max_i32, sum_i64, all_gather, sum_f32;
     int64_t max_bytes, sum_bytes, gather_bytes, grad_bytes;

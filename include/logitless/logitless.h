@@ -366,12 +366,13 @@ static inline ll_linear_ce_args lli_linear_ce_args_init(void) {
  * CUDA: the call queues its work on `stream` (NULL: the default one) and returns; it allocates nothing, never
  * waits, and may be captured in a graph. What the host cannot see is not refused: a target outside [0,
  * v_total) makes its row NaN, is counted in *bad_targets and counts as valid with class weight 1; weights and
- * divisor are used as they are. Errors at the call: CUDA too, where a launch fails. In a group: x, target,
- * weights, divisor, upstreams and saved results are the same on every rank; a rank may ask for fewer results.
- * All errors above are then the same on every rank; also INVALID_ARG where ranks differ in n_tokens, target,
- * divisor or in what is given; COMM where a rank does not come or the communicator fails, the results are
- * then undefined. stream: NULL on a CPU; of the plan's device on CUDA. Method: fused blocked GEMM and softmax
- * after Cut Cross-Entropy (Wijmans et al., 2024), with order-free integer sums (docs/numerics.md). */
+ * divisor are used as they are. Errors at the call: CUDA too, where a launch fails.
+ * In a group: x, target, weights, divisor, upstreams and saved results are the same on every rank; a rank may
+ * ask for fewer results. All errors above are then the same on every rank; also INVALID_ARG where ranks
+ * differ in n_tokens, target, divisor or in what is given; COMM where a rank does not come or the
+ * communicator fails, the results are then undefined. stream: NULL on a CPU; of the plan's device on CUDA.
+ * Method: fused blocked GEMM and softmax after Cut Cross-Entropy (Wijmans et al., 2024), with order-free
+ * integer sums (docs/numerics.md). */
 LL_API ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);
 
 /* Gradients of J for any per-token upstream, from the forward's saved results; recomputes the logits
@@ -391,7 +392,11 @@ LL_API ll_status ll_linear_ce_backward(const ll_plan *plan, const ll_linear_ce_a
 /* Forward and gradients in one call, for upstreams known beforehand (up_loss: {1} gives dL); the same
  * bits as forward followed by backward with nll, lse, lse_lo and entropy passed on. Three GEMMs where the
  * workspace budget holds the logits of 256 tokens (for grad_w below f32: and an f32 copy of grad_w, or else
- * the logits of n_tokens_max tokens), otherwise four; ll_plan_describe says which. */
+ * the logits of n_tokens_max tokens), otherwise four; ll_plan_describe says which.
+ * CUDA: three GEMMs, and a fourth for the columns whose logits a chunk of at most 1024 tokens cannot keep
+ * within the budget. grad_w and grad_bias are sums over chunks of tokens there, and chunks are of other sizes
+ * in one pass than in two: beyond 1024 tokens their last bits may differ from forward followed by backward.
+ */
 LL_API ll_status ll_linear_ce_forward_backward(const ll_plan *plan, const ll_linear_ce_args *args,
                                                ll_stream stream);
 

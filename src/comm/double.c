@@ -56,7 +56,7 @@ static void count(twin *t, lli_comm_kind kind, int64_t n) {
         [LLI_COMM_SUM_F32] = {&c->sum_f32, &c->grad_bytes, 4},
     };
     ++*sums[kind].operations;
-    *sums[kind].bytes += n * sums[kind].element_bytes;
+    if (n > 0) *sums[kind].bytes += n * sums[kind].element_bytes;
     c->order = hash(hash(c->order, (uint64_t)kind), (uint64_t)n);
 }
 

@@ -134,10 +134,8 @@ static void reduce_slice(const lli_ranks *all, int32_t rank) {
 static void gather(const lli_ranks *all, int32_t rank) {
     const size_t bytes = (size_t)all->slots[rank].n;
     char *values = all->slots[rank].values;
-    for (int32_t r = 0; bytes && r < all->size; r++) {
-        char *to = values + (size_t)r * bytes;
-        if (to != all->slots[r].mine) memcpy(to, all->slots[r].mine, bytes); /* it may lie in its own place */
-    }
+    for (int32_t r = 0; bytes && r < all->size; r++)
+        memcpy(values + (size_t)r * bytes, all->slots[r].mine, bytes);
 }
 
 /* ---- The operations ----------------------------------------------------------------------------- */

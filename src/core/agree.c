@@ -58,7 +58,7 @@ ll_status lli_agree_plan(lli_group *group, ll_status mine, const lli_problem *pr
     }
     const lli_facts facts = plan_facts(group, problem, kernel);
     ll_status status = lli_group_agree(group, "ll_plan_create", mine, &facts);
-    if (status == LL_STATUS_OK) {
+    if (status == LL_STATUS_OK && table) {
         for (int32_t rank = 0; rank < size; rank++) {
             table[rank] =
                 (lli_shard){lli_group_vote(group, rank, kVoteBegin), lli_group_vote(group, rank, kVoteCount)};
@@ -67,7 +67,7 @@ ll_status lli_agree_plan(lli_group *group, ll_status mine, const lli_problem *pr
         status = lli_shards_check(table, size, problem->v_total);
     }
     /* Out of memory here is one rank's own fault: it goes into the next meeting. */
-    if (status == LL_STATUS_OK) {
+    if (status == LL_STATUS_OK && table) {
         (void)lli_shards_make(table, size, group->comm.rank, problem->v_total, &group->shards);
     }
     free(table);

@@ -93,7 +93,7 @@ void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, in
     for (int64_t i = 0; i < n; i++) max[i] = lli_softmax_key_none;
     max[kTopWhole] = part->whole.top;
     max[kTopRest] = part->rest.top;
-    if (part->argmax >= 0) max[kKeyLargest] = lli_softmax_key(part->max);
+    max[kKeyLargest] = lli_softmax_key(part->max);
     edge edges[2];
     const int n_edges = edges_of(exchange, part, edges);
     for (int i = 0; i < n_edges; i++) edge_max(exchange, &edges[i], target, max);
@@ -145,7 +145,7 @@ static void edge_sum(const lli_exchange *exchange, const edge *e, int64_t target
                      int64_t *sum, lli_exact *soft) {
     const int32_t n_shared = exchange->shards->n_shared;
     const int64_t at = target - e->column;
-    int64_t *tile = sum + kShared + 2 * e->shared, unused;
+    int64_t *tile = sum + kShared + 2 * (int64_t)e->shared, unused;
     lli_softmax_tile_sums(e->z, kTileCols, lli_softmax_key_value(max[kKeyShared + e->shared]), &tile[0],
                           &tile[1]);
     if (at >= 0 && at < kTileCols) {
@@ -199,7 +199,7 @@ void lli_exchange_row(const lli_exchange *exchange, const int32_t *max, const in
     }
     for (int32_t i = 0; i < n_shared; i++) {
         const float zmax = lli_softmax_key_value(max[kKeyShared + i]);
-        const int64_t *tile = sum + kShared + 2 * i;
+        const int64_t *tile = sum + kShared + 2 * (int64_t)i;
         lli_softmax_tile_add(&row->whole, zmax, tile[0], tile[1]);
         if (shards->shared[i] == target / kTileCols) {
             lli_softmax_tile_add(&row->rest, lli_softmax_key_value(max[kKeyRest]), sum[kSharedRest], 0);

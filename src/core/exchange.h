@@ -32,7 +32,7 @@ typedef struct lli_row_part {
     lli_exact soft;          /* sum_v cw[v] z_v of the same tiles; with smoothing */
     const float *edges[2];   /* its first and last tile where shared: 64 logits, -inf where not its own */
     float z;                 /* the target's logit */
-    float max; /* largest logit of all its columns and the lowest column that has it; -1: none */
+    float max; /* largest of its logits (-inf: none), the lowest column that has it (-1: none) */
     int64_t argmax;
     int32_t has_target;
 } lli_row_part;

@@ -186,13 +186,11 @@ int64_t lli_group_vote_max(const lli_group *group, int32_t index) {
 
 enum { kOperationMax = 1, kOperationSum = 2, kOperationSumF32 = 3 };
 
-/* In debug mode: the same operation, the same size, the same number of operations before it? A record like
+/* In debug mode: the same operation of the same size? A record like
  * those of calls, so that a rank that starts another call meanwhile is told apart and not waited for. */
 static ll_status announce(lli_group *group, int64_t operation, int64_t n) {
-    group->sequence++;
     if (!group->debug) return LL_STATUS_OK;
     lli_facts facts = lli_facts_begin(LLI_CALL_OPERATION);
-    lli_fact_add(&facts, "the number of operations so far", LLI_FACT_INT, group->sequence);
     lli_fact_add(&facts, "the next operation (1 max_i32, 2 sum_i64, 3 sum_f32)", LLI_FACT_INT, operation);
     lli_fact_add(&facts, "the size of the next operation", LLI_FACT_INT, n);
     LLI_TRY(gather(group, LL_STATUS_OK, &facts));

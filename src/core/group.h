@@ -61,7 +61,6 @@ typedef struct lli_group {
     lli_shards shards;
     lli_record *records; /* of all ranks: room for one meeting */
     const char *what;    /* name of the collective call in progress: the first words of its errors */
-    int64_t sequence;    /* operations of this plan so far */
     atomic_flag busy;
 } lli_group;
 

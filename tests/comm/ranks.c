@@ -14,11 +14,13 @@
 
 typedef struct start {
     rank_fn *fn;
+    pthread_barrier_t *together; /* a thread may be born late: on a busy machine by more than a time limit */
     rank_run *run;
 } start;
 
 static void *rank_main(void *argument) {
     const start *s = argument;
+    pthread_barrier_wait(s->together);
     const double begin = seconds_now();
     s->fn(s->run);
     s->run->seconds = seconds_now() - begin;
@@ -28,16 +30,19 @@ static void *rank_main(void *argument) {
 void run_ranks(ll_comm *comms, int32_t size, rank_fn *fn, void *context, rank_run *runs) {
     pthread_t threads[kRanksMax];
     start starts[kRanksMax];
+    pthread_barrier_t together;
     assert_true(size >= 1 && size <= kRanksMax);
+    assert_int_equal(pthread_barrier_init(&together, NULL, (unsigned)size), 0);
     for (int32_t rank = 0; rank < size; rank++) {
         memset(&runs[rank], 0, sizeof runs[rank]);
         runs[rank].comm = &comms[rank];
         runs[rank].rank = comms[rank].rank;
         runs[rank].context = context;
-        starts[rank] = (start){fn, &runs[rank]};
+        starts[rank] = (start){fn, &together, &runs[rank]};
         assert_int_equal(pthread_create(&threads[rank], NULL, rank_main, &starts[rank]), 0);
     }
     for (int32_t rank = 0; rank < size; rank++) pthread_join(threads[rank], NULL);
+    pthread_barrier_destroy(&together);
 }
 
 void run_checked(ll_comm *comms, int32_t size, rank_fn *fn, void *context) {

@@ -227,23 +227,23 @@ static void failures(void **unused) {
 
 static void stalls(void **unused) {
     (void)unused;
-    static const int32_t limits_ms[] = {10000, 100};
+    static const int32_t limits_ms[] = {10000, 200};
     for (int i = 0; i < 2; i++) {
         ll_comm world[3], doubles[3];
         rank_run runs[3];
         int64_t n_done[3] = {0};
         make_world(3, limits_ms[i], world);
         make_doubles(world, 2, (ll_comm_double){0}, doubles);
-        make_doubles(&world[2], 1, (ll_comm_double){.stall_at = 2, .stall_ms = 400}, &doubles[2]);
+        make_doubles(&world[2], 1, (ll_comm_double){.stall_at = 2, .stall_ms = 600}, &doubles[2]);
         run_ranks(doubles, 3, five_sums, n_done, runs);
         for (int32_t rank = 0; rank < 3; rank++) {
             assert_int_equal(runs[rank].bad_line, 0);
             assert_int_equal(runs[rank].status, i == 0 ? LL_STATUS_OK : LL_STATUS_COMM);
             assert_int_equal(n_done[rank], i == 0 ? 5 : 1);
-            if (i == 0) assert_true(runs[rank].seconds >= 0.4);
-            if (i == 1) assert_non_null(strstr(runs[rank].sentence, "waited 100 ms for rank 2 of 3"));
+            if (i == 0) assert_true(runs[rank].seconds >= 0.6);
+            if (i == 1) assert_non_null(strstr(runs[rank].sentence, "waited 200 ms for rank 2 of 3"));
         }
-        assert_true(runs[2].seconds >= 0.4);
+        assert_true(runs[2].seconds >= 0.6);
         destroy_all(doubles, 3);
         destroy_all(world, 3);
     }

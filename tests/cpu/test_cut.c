@@ -50,12 +50,14 @@ static void legal_and_inside_budgets(void **unused) {
                 for (int32_t dtype = LL_DTYPE_F32; dtype <= LL_DTYPE_BF16; dtype++) {
                     lli_problem problem = problem_of(tokens[i], hidden[j], vocab[k], dtype, 3);
                     lli_config config;
-                    assert_int_equal(lli_cut_configure(&problem, &lli_micro_plain, NULL, &config), LL_STATUS_OK);
+                    assert_int_equal(lli_cut_configure(&problem, &lli_micro_plain, NULL, &config),
+                                     LL_STATUS_OK);
                     assert_legal(&problem, &config);
                     size_t bytes = most(&problem, &config);
                     for (int step = 0; step < 12; step++) { /* ever tighter, until refused */
                         problem.budget_bytes = bytes;
-                        if (lli_cut_configure(&problem, &lli_micro_plain, NULL, &config) != LL_STATUS_OK) break;
+                        if (lli_cut_configure(&problem, &lli_micro_plain, NULL, &config) != LL_STATUS_OK)
+                            break;
                         assert_legal(&problem, &config);
                         assert_true(most(&problem, &config) <= problem.budget_bytes);
                         bytes = bytes / 4 * 3;

@@ -190,6 +190,78 @@ static void b65_frozen_on_one_rank(void **state) {
     }
 }
 
+WRONG(small_budget, (desc->workspace_budget_bytes = (size_t)3 << 20, desc->n_threads = 1))
+WRONG(three_threads, desc->n_threads = 3)
+
+/* Budgets and threads are each rank's own, and with them the cuts that it would choose: the ranks must still
+ * go through the same chunks. */
+static void ranks_with_other_budgets_and_threads(void **state) {
+    (void)state;
+    enum { kMany = 4500 };
+    static const wrong kinds[] = {{"a small budget", small_budget, LL_STATUS_OK, ""},
+                                  {"three threads", three_threads, LL_STATUS_OK, ""},
+                                  {"frozen w", frozen_w, LL_STATUS_OK, ""}};
+    const struct rank_cut cut = rank_cut_make(CUT_EVEN, 3, kVocab, 0);
+    for (size_t i = 0; i < 2 * COUNT(kinds); i++) {
+        const ll_dtype dtype = i & 1 ? LL_DTYPE_BF16 : LL_DTYPE_F32;
+        rig *r = rig_open(kMany, kHidden, kVocab, dtype);
+        rig_random(r, 9, 1, 1);
+        r->desc.grad_w_dtype = dtype;
+        r->args.grad_w.dtype = dtype;
+        r->desc.workspace_budget_bytes = (size_t)(i / 2 == 1 ? 5 : 64) << 20;
+        rig_forward_backward(r);
+        snapshot *alone = snapshot_take(r);
+        for (int pass = LL_PASS_FORWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
+            context c = {r, &kinds[i / 2], 1};
+            if (pass == LL_PASS_FORWARD && i / 2 == 2)
+                continue; /* asks for no gradient that could be frozen */
+            struct rank_run run = {.cut = &cut, .change = change, .context = &c, .timeout_ms = 10000};
+            const ll_linear_ce_args a = rig_args(r, (ll_pass)pass);
+            OK(ranks_run(&run, &r->desc, &a, (ll_pass)pass));
+            snapshot_near(alone, r, 1e-6);
+        }
+        snapshot_free(alone);
+        rig_close(r);
+    }
+}
+
+static int64_t budgets[2];
+static void two_budgets(void *data, int32_t rank, ll_plan_desc *desc, ll_linear_ce_args *args) {
+    (void)data;
+    desc->workspace_budget_bytes = (size_t)budgets[rank];
+    desc->n_threads = 1;
+    if (rank == 1) frozen_w(NULL, desc, args);
+}
+
+/* bf16 grad_w of all tokens in one chunk needs no f32 sum of it, but does once another rank can only take
+ * smaller chunks: there are budgets that hold the first and not the second, and then no rank may take one
+ * pass. */
+static void one_pass_only_if_all_ranks_can(void **state) {
+    (void)state;
+    enum { kMany = 260, kWide = 256, kLarge = 1500, kStep = 96 << 10 };
+    const struct rank_cut cut = {.n = 2, .begin = {0, 1000}, .count = {1000, 500}};
+    rig *r = rig_open(kMany, kWide, kLarge, LL_DTYPE_BF16);
+    rig_random(r, 9, 1, 1);
+    r->desc.grad_w_dtype = r->args.grad_w.dtype = LL_DTYPE_BF16;
+    rig_forward_backward(r);
+    snapshot *alone = snapshot_take(r);
+    int64_t done = 0;
+    for (budgets[1] = 3 << 19; budgets[1] < 3 << 20; budgets[1] += 2 * kStep) {
+        for (budgets[0] = 2 << 20; budgets[0] < 4 << 20; budgets[0] += kStep) {
+            struct rank_run run = {.cut = &cut, .change = two_budgets, .timeout_ms = 10000};
+            const ll_linear_ce_args a = rig_args(r, LL_PASS_FORWARD_BACKWARD);
+            const ll_status status = ranks_run(&run, &r->desc, &a, LL_PASS_FORWARD_BACKWARD);
+            if (status == LL_STATUS_WORKSPACE) continue;
+            OK(status);
+            snapshot_near(alone, r, 1e-6);
+            done++;
+        }
+    }
+    assert_true(done > 20);
+    snapshot_free(alone);
+    rig_close(r);
+}
+
 /* ---- Shards ------------------------------------------------------------------------------------- */
 
 /* B70: every rank passes all columns, as its shard from 0 or from where its turn would be. */
@@ -243,7 +315,8 @@ static void every_operation_may_fail(void **state) {
     const struct rank_cut cut = rank_cut_make(CUT_UNEVEN, 3, kVocab, 4);
     int64_t k = 1;
     for (;; k++) {
-        ll_comm_double script = {.struct_bytes = sizeof script, .fail_at = k};
+        ll_comm_double script = LL_COMM_DOUBLE_INIT;
+        script.fail_at = k;
         rig *r = open_rig();
         struct rank_run run = {.cut = &cut, .timeout_ms = 5000, .script = &script};
         const ll_linear_ce_args a = rig_args(r, LL_PASS_FORWARD_BACKWARD);
@@ -259,7 +332,7 @@ static void every_operation_may_fail(void **state) {
 /* ---- What is communicated ----------------------------------------------------------------------- */
 
 static ll_comm_counts counts_of(rig *r, const struct rank_cut *cut, ll_pass pass) {
-    ll_comm_double script = {.struct_bytes = sizeof script};
+    ll_comm_double script = LL_COMM_DOUBLE_INIT;
     struct rank_run run = {.cut = cut, .script = &script};
     const ll_linear_ce_args a = rig_args(r, pass);
     OK(ranks_run(&run, &r->desc, &a, pass));
@@ -394,6 +467,8 @@ int main(int argc, char **argv) {
         FAULT_RANKS(one_wrong_rank_is_an_error_on_all),
         FAULT_RANKS(ranks_may_want_different_results),
         FAULT_RANKS(b65_frozen_on_one_rank),
+        FAULT_RANKS(ranks_with_other_budgets_and_threads),
+        FAULT_HEAVY(one_pass_only_if_all_ranks_can),
         FAULT_RANKS(b70_full_weights_as_shards),
         FAULT_RANKS(b74_a_rank_that_stays_away),
         FAULT_RANKS(every_operation_may_fail),
