@@ -183,7 +183,7 @@ static int run_problem(const char *text, int32_t n_threads, double seconds, benc
     ll_status status = ll_plan_create(&desc, &plan);
     if (status != LL_STATUS_OK) return cli_fail_status(status);
     snprintf(row->kernel, sizeof row->kernel, "%s", ll_plan_kernel(plan));
-    double peak_gflops = lli_cpu_fma_peak(ll_plan_threads(plan));
+    double peak_gflops = cli_gpu_wanted(plan) ? 0 : lli_cpu_fma_peak(ll_plan_threads(plan)); /* a CPU's */
     code = run_plan(&problem, &desc, plan, seconds, peak_gflops, row);
     ll_plan_destroy(plan);
     return code;

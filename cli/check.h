@@ -79,6 +79,7 @@ typedef struct check_call {
     ll_plan *plan;
     void *workspace;
     size_t workspace_bytes;
+    struct cli_gpu *gpu; /* NULL: operands stay in host memory */
 } check_call;
 
 /* Fill in the fields above `plan` first. Free it in every case. */

@@ -8,6 +8,7 @@
  *   grad_x = round(dz w)   grad_w = round(dz^T x)   grad_bias = round(sum_i dz)     f32 sums */
 #define _POSIX_C_SOURCE 200809L
 #include "check.h"
+#include "gpu.h"
 
 #include "core/dtype.h"
 #include "core/status.h"
@@ -37,6 +38,7 @@ ll_status check_call_create(check_call *call) {
         LLI_TRY(ll_plan_workspace(call->plan, (ll_pass)pass, &bytes));
         if (bytes > call->workspace_bytes) call->workspace_bytes = bytes;
     }
+    if (cli_gpu_wanted(call->plan)) return cli_gpu_open(&desc, call->workspace_bytes, &call->gpu);
     call->workspace = aligned_alloc(64, (call->workspace_bytes + 64) / 64 * 64);
     LLI_REQUIRE(call->workspace, LL_STATUS_MEMORY, "check: no memory for a workspace of %zu bytes",
                 call->workspace_bytes);
@@ -44,9 +46,11 @@ ll_status check_call_create(check_call *call) {
 }
 
 void check_call_free(check_call *call) {
+    cli_gpu_close(call->gpu);
     ll_plan_destroy(call->plan);
     free(call->workspace);
     call->plan = NULL;
+    call->gpu = NULL;
     call->workspace = NULL;
 }
 
@@ -55,6 +59,13 @@ static ll_view rows_of(const check_call *call, const void *data, ll_dtype dtype,
     const char *bytes = data;
     bytes += (size_t)((call->v_begin - from) * cols) * ll_dtype_bytes(dtype);
     return ll_view_matrix(bytes, dtype, call->v_local, cols, 0);
+}
+
+static ll_status run_pass(const check_call *call, ll_pass pass, const ll_linear_ce_args *args) {
+    if (call->gpu) return cli_gpu_run(call->gpu, call->plan, pass, args);
+    if (pass == LL_PASS_FORWARD) return ll_linear_ce_forward(call->plan, args, NULL);
+    if (pass == LL_PASS_BACKWARD) return ll_linear_ce_backward(call->plan, args, NULL);
+    return ll_linear_ce_forward_backward(call->plan, args, NULL);
 }
 
 ll_status check_call_run(const check_call *call, ll_pass pass, check_results *results) {
@@ -76,7 +87,7 @@ ll_status check_call_run(const check_call *call, ll_pass pass, check_results *re
         args.loss = &results->loss;
         args.argmax = results->argmax;
     }
-    if (pass == LL_PASS_FORWARD) return ll_linear_ce_forward(call->plan, &args, NULL);
+    if (pass == LL_PASS_FORWARD) return run_pass(call, pass, &args);
     args.up_loss = &in->up_loss;
     args.up_nll = in->up_nll;
     args.up_lse = in->up_lse;
@@ -84,8 +95,7 @@ ll_status check_call_run(const check_call *call, ll_pass pass, check_results *re
     args.grad_x = ll_view_matrix(results->grad_x, grad, shape->n_tokens, shape->n_hidden, 0);
     args.grad_w = ll_view_matrix(results->grad_w, grad, call->v_local, shape->n_hidden, 0);
     if (shape->bias) args.grad_bias = ll_view_vector(results->grad_bias, grad, call->v_local, 0);
-    if (pass == LL_PASS_BACKWARD) return ll_linear_ce_backward(call->plan, &args, NULL);
-    return ll_linear_ce_forward_backward(call->plan, &args, NULL);
+    return run_pass(call, pass, &args);
 }
 
 /* LL_KERNEL forces a kernel whatever the backend asked for; the reference must stay itself when a user

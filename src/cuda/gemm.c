@@ -197,7 +197,7 @@ static ll_status choose(lli_cuda_device *device, lli_gemm_kind kind, int64_t n_h
 }
 
 ll_status lli_gemm_open(lli_cuda_device *device, int64_t n_hidden) {
-    const size_t bytes = 4u * kTrySize * kTrySize * sizeof(float);
+    const size_t bytes = (size_t)4 * kTrySize * kTrySize * sizeof(float);
     char *memory = NULL;
     cudaStream_t stream = NULL;
     ll_status status = LL_STATUS_OK;
