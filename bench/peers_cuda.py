@@ -60,9 +60,11 @@ class Problem:
 
 
 class Method:
-    """run() does one call on the GPU. gemms: products that it needs at least, for TFLOP/s."""
+    """run() does one call on the GPU. gemms: products that it needs at least, for TFLOP/s. keep: tensors that the
+    call knows by address only."""
 
-    def __init__(self, name, phase, gemms, run, grad_x=None, extra_mib=None):
+    def __init__(self, name, phase, gemms, run, grad_x=None, extra_mib=None, keep=()):
+        self.keep = keep
         self.name, self.phase, self.gemms, self.run, self.grad_x, self.extra_mib = name, phase, gemms, run, grad_x, extra_mib
         self.times, self.peak_mib, self.error = [], None, None
 
@@ -88,7 +90,7 @@ def logitless(problem, library):
         grad_w = torch.empty(problem.v, problem.d, dtype=torch_dtype, device="cuda")
         size = {name: plan.workspace_bytes(name) for name in ll_ctypes.PASSES}
         workspace = torch.empty(max(size.values()), dtype=torch.uint8, device="cuda")
-        saved = dict(outputs)
+        saved, keep = dict(outputs), (outputs, loss, one, grad_x, grad_w, workspace)
         forward = ll_ctypes.linear_ce_args(x, w, y, workspace, loss=loss, **saved)
         both = ll_ctypes.linear_ce_args(x, w, y, workspace, (grad_x, grad_w), loss=loss, up_loss=one, **saved)
         backward = ll_ctypes.linear_ce_args(x, w, y, workspace, (grad_x, grad_w), up_loss=one, **saved)
@@ -100,10 +102,11 @@ def logitless(problem, library):
             plan.run("backward", backward)
 
         if grad_dtype is None:
-            yield Method(name, "fwd", 1, lambda plan=plan, a=forward: plan.run("forward", a), None, size["forward"] / MIB)
+            yield Method(name, "fwd", 1, lambda plan=plan, a=forward: plan.run("forward", a), None,
+                         size["forward"] / MIB, keep)
         yield Method(name, "fwd+bwd", 3, lambda plan=plan, a=both: plan.run("forward_backward", a), lambda: grad_x,
-                     size["forward_backward"] / MIB)
-        yield Method(name, "fwd, bwd", 4, apart, lambda: grad_x, max(size["forward"], size["backward"]) / MIB)
+                     size["forward_backward"] / MIB, keep)
+        yield Method(name, "fwd, bwd", 4, apart, lambda: grad_x, max(size["forward"], size["backward"]) / MIB, keep)
 
 
 def differentiable(problem, name, function, gemms, forward=True):
@@ -154,9 +157,8 @@ def liger_cute(problem):
 
 def cut_cross_entropy(problem):
     from cut_cross_entropy import linear_cross_entropy
-    for impl in ("cce", "cce_exact"):
-        yield from differentiable(problem, impl, lambda x, w, impl=impl: linear_cross_entropy(
-            x, w, problem.y, reduction="mean", impl=impl), 4, impl == "cce")
+    yield from differentiable(problem, "Cut Cross-Entropy", lambda x, w: linear_cross_entropy(
+        x, w, problem.y, reduction="mean"), 4)
 
 
 def quack(problem):

@@ -154,6 +154,9 @@ ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
     } else if (c->one_pass) {
         snprintf(cuts, sizeof cuts, "; forward_backward in 3 GEMMs, %lld tokens at a time",
                  (long long)c->one_pass_tokens);
+    } else if (c->grad_tokens && !c->grad_cols) {
+        snprintf(cuts, sizeof cuts, "; forward_backward in 4 GEMMs, %lld tokens at a time",
+                 (long long)c->grad_tokens);
     } else if (c->grad_tokens) {
         snprintf(cuts, sizeof cuts, "; forward_backward in 4 GEMMs, %lld tokens and %lld columns at a time",
                  (long long)c->grad_tokens, (long long)c->grad_cols);

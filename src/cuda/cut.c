@@ -160,6 +160,11 @@ static void try_one_pass(const lli_problem *problem, size_t budget, int64_t v_co
     *config = one;
 }
 
+static bool over(const lli_problem *problem, const lli_config *config, size_t budget) {
+    return bytes_of(problem, config, LL_PASS_BACKWARD) > budget ||
+           bytes_of(problem, config, LL_PASS_FORWARD_BACKWARD) > budget;
+}
+
 ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
                              lli_config *config) {
     (void)kernel;
@@ -184,6 +189,7 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
         }
     }
     c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
+    const lli_config wide = c;
     size_t most = bytes_of(problem, &c, LL_PASS_FORWARD);
     for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         while (bytes_of(problem, &c, (ll_pass)pass) > budget) {
@@ -197,6 +203,13 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
                 break;
             }
         }
+    }
+    /* The default budget is a wish: where not even the least cuts fit (f32 sums of a wide narrow grad_w),
+     * small chunks would cost time and still not keep it. */
+    if (!problem->budget_bytes && over(problem, &c, budget)) {
+        c = wide;
+        c.grad_tokens = lli_min(n, kOnePassTokens);
+        c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
     }
     try_one_pass(problem, budget, cut.v_cols, &c);
     for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
