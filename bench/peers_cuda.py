@@ -150,9 +150,14 @@ def liger_chunks(problem):
 
 
 def liger_cute(problem):
-    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Cute
+    from liger_kernel.ops.cutedsl.ops.fused_linear_cross_entropy_sm90 import liger_fused_linear_cross_entropy_sm90
     y = problem.y
-    yield from differentiable(problem, "Liger CuTe", lambda x, w: Cute.apply(x, w, y)[0], 3, False)
+
+    def loss(x, w):
+        result = liger_fused_linear_cross_entropy_sm90(x, w, y)
+        return result[0] if isinstance(result, tuple) else result
+
+    yield from differentiable(problem, "Liger CuTe", loss, 3, False)
 
 
 def cut_cross_entropy(problem):
