@@ -44,8 +44,10 @@ def main():
     for r in rows:
         ours = r["method"].startswith("logitless")
         color = "#c22" if ours else "#247"
+        left = r["method"] == "logitless"  # its neighbour's name goes to the right
         out.append(f'<circle cx="{x(r["extra_mib"]):.1f}" cy="{y(r["ms"]):.1f}" r="5" fill="{color}"/>'
-                   f'<text x="{x(r["extra_mib"]) + 9:.1f}" y="{y(r["ms"]) + 4:.1f}" fill="{color}">'
+                   f'<text x="{x(r["extra_mib"]) + (-9 if left else 9):.1f}" y="{y(r["ms"]) + 4:.1f}" fill="{color}" '
+                   f'text-anchor="{"end" if left else "start"}">'
                    f'{r["method"]} {r["ms"]:.1f}</text>')
     out.append("</svg>")
     with open(sys.argv[3], "w", encoding="utf-8") as file:
