@@ -170,7 +170,7 @@ int bench_parse(const char *text, struct problem *problem) {
     return cli_fail(CLI_EXIT_USAGE, "%s; wanted PASS:DTYPE:nTOKENS:dHIDDEN:vVOCABULARY", why);
 }
 
-static int run_problem(const char *text, int32_t n_threads, double seconds, bench_row *row) {
+static int run_problem(const bench_options *options, const char *text, bench_row *row) {
     struct problem problem;
     ll_plan_desc desc;
     ll_plan *plan = NULL;
@@ -178,13 +178,14 @@ static int run_problem(const char *text, int32_t n_threads, double seconds, benc
     if (code != CLI_EXIT_OK) return code;
     *row = (bench_row){0};
     snprintf(row->problem, sizeof row->problem, "%s", text);
-    if (n_threads) problem.n_threads = n_threads;
+    if (options->n_threads) problem.n_threads = options->n_threads;
     problem_desc(&problem, &desc);
+    desc.backend = cli_backend(options->backend);
     ll_status status = ll_plan_create(&desc, &plan);
     if (status != LL_STATUS_OK) return cli_fail_status(status);
     snprintf(row->kernel, sizeof row->kernel, "%s", ll_plan_kernel(plan));
     double peak_gflops = cli_gpu_wanted(plan) ? 0 : lli_cpu_fma_peak(ll_plan_threads(plan)); /* a CPU's */
-    code = run_plan(&problem, &desc, plan, seconds, peak_gflops, row);
+    code = run_plan(&problem, &desc, plan, options->seconds, peak_gflops, row);
     ll_plan_destroy(plan);
     return code;
 }
@@ -238,7 +239,7 @@ static int run_all(const bench_options *options, const char *const *texts, int c
     int code = CLI_EXIT_OK;
     for (int i = 0; i < count && code == CLI_EXIT_OK; i++) {
         bench_row row;
-        code = run_problem(texts[i], options->n_threads, options->seconds, &row);
+        code = run_problem(options, texts[i], &row);
         if (code != CLI_EXIT_OK) break;
         if (options->json) {
             cJSON_AddItemToArray(rows, row_json(&row));
@@ -269,7 +270,7 @@ static int run_default(const bench_options *options) {
 }
 
 int ll_cmd_bench(int argc, char **argv) {
-    bench_options o = {.seconds = 2};
+    bench_options o = {.seconds = 2, .backend = "auto"};
     int64_t n_threads = 0;
     cli_strings problems = {0};
     const cli_option options[] = {
@@ -280,6 +281,11 @@ int ll_cmd_bench(int argc, char **argv) {
          .help = "default LL_NUM_THREADS if set, else the CPUs of this process",
          .min = 1,
          .max = 1024},
+        {.name = "backend",
+         .type = CLI_STRING,
+         .value = &o.backend,
+         .metavar = CLI_BACKENDS,
+         .help = "cuda: operands on the GPU, a call timed to its end; auto is a CPU's; default auto"},
         CLI_CUT_OPTIONS(o.cut),
         {.name = "seconds",
          .type = CLI_DOUBLE,

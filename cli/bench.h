@@ -13,6 +13,7 @@ typedef struct bench_options {
     double seconds;
     bool json;
     cli_cut_options cut;
+    const char *backend;
 } bench_options;
 
 /* CLI_EXIT_OK, or the exit code of a reported error. */

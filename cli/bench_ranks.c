@@ -67,12 +67,14 @@ static ll_status time_in_turn(const ranks_run *run, double seconds, ranks_row *r
     return LL_STATUS_OK;
 }
 
-static ll_status create_sides(const struct problem *problem, ranks_run *run, ranks_row *row) {
+static ll_status create_sides(const bench_options *options, const struct problem *problem, ranks_run *run,
+                              ranks_row *row) {
     ll_plan_desc desc;
     int32_t passes = 1 << problem->pass | CLI_FORWARD, per_rank;
     int64_t whole[] = {0, problem->v_total + problem->v_pad};
     const cli_cut one = {1, whole};
     problem_desc(problem, &desc);
+    desc.backend = cli_backend(options->backend);
     LLI_TRY(cli_ranks_threads(desc.n_threads, row->cut.n_ranks, &per_rank));
     desc.n_threads = per_rank * row->cut.n_ranks;
     LLI_TRY(cli_ranks_create(&desc, &one, passes, false, &run->sides[0]));
@@ -84,10 +86,10 @@ static ll_status create_sides(const struct problem *problem, ranks_run *run, ran
     return LL_STATUS_OK;
 }
 
-static int run_operands(const struct problem *problem, ranks_run *run, const struct operands *operands,
-                        double seconds, ranks_row *row) {
+static int run_operands(const bench_options *options, const struct problem *problem, ranks_run *run,
+                        const struct operands *operands, ranks_row *row) {
     uint64_t digests[2] = {0};
-    ll_status status = create_sides(problem, run, row);
+    ll_status status = create_sides(options, problem, run, row);
     if (status == LL_STATUS_OK && problem->pass == LL_PASS_BACKWARD) { /* for the saved values */
         run->args = bench_args(problem, operands, run->results, LL_PASS_FORWARD);
         run->pass = LL_PASS_FORWARD;
@@ -101,7 +103,7 @@ static int run_operands(const struct problem *problem, ranks_run *run, const str
                         "problem %s: %d ranks give log-probs of digest %016" PRIx64 ", one rank %016" PRIx64,
                         row->problem, (int)row->cut.n_ranks, digests[1], digests[0]);
     }
-    if (status == LL_STATUS_OK) status = time_in_turn(run, seconds, row);
+    if (status == LL_STATUS_OK) status = time_in_turn(run, options->seconds, row);
     return status == LL_STATUS_OK ? CLI_EXIT_OK : cli_fail_status(status);
 }
 
@@ -122,7 +124,7 @@ static int run_problem(const bench_options *options, const char *text, ranks_row
     if (options->n_threads) problem.n_threads = options->n_threads;
     run.n_tokens = problem.n_tokens;
     if (operands_create(&problem, &operands) && results_create(&problem, &results)) {
-        code = run_operands(&problem, &run, &operands, options->seconds, row);
+        code = run_operands(options, &problem, &run, &operands, row);
     } else {
         code = cli_fail(CLI_EXIT_RUNTIME, "problem %s: out of memory", text);
     }

@@ -36,6 +36,10 @@ int cli_fail_status(ll_status status);
 /* As cli_fail_status, after reading an input file: one that is missing or unreadable is bad input (2). */
 int cli_fail_input(ll_status status);
 
+/* The words of --backend, "auto" where it is none of them. */
+#define CLI_BACKENDS "auto|cpu|cuda|ref"
+ll_backend cli_backend(const char *word);
+
 /* Seconds of a clock that never goes back. */
 double cli_seconds(void);
 

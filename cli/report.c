@@ -42,6 +42,13 @@ int cli_fail_input(ll_status status) {
     return cli_fail(CLI_EXIT_USAGE, "%s", ll_last_error());
 }
 
+ll_backend cli_backend(const char *word) {
+    return strcmp(word, "cpu") == 0    ? LL_BACKEND_CPU
+           : strcmp(word, "ref") == 0  ? LL_BACKEND_REF
+           : strcmp(word, "cuda") == 0 ? LL_BACKEND_CUDA
+                                       : LL_BACKEND_AUTO;
+}
+
 double cli_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

@@ -73,10 +73,7 @@ static ll_status create_ranks(const score_options *options, const score_inputs *
 
     ll_plan_desc desc = LL_PLAN_DESC_INIT;
     desc.op = LL_OP_LINEAR_CE;
-    desc.backend = strcmp(options->backend, "cpu") == 0    ? LL_BACKEND_CPU
-                   : strcmp(options->backend, "ref") == 0  ? LL_BACKEND_REF
-                   : strcmp(options->backend, "cuda") == 0 ? LL_BACKEND_CUDA
-                                                           : LL_BACKEND_AUTO;
+    desc.backend = cli_backend(options->backend);
     desc.n_tokens_max = in->n_tokens < options->chunk_tokens ? in->n_tokens : options->chunk_tokens;
     desc.n_hidden = in->n_hidden;
     desc.v_local = in->v_local;
@@ -229,7 +226,7 @@ int ll_cmd_score(int argc, char **argv) {
         {.name = "backend",
          .type = CLI_STRING,
          .value = &o.backend,
-         .metavar = "auto|cpu|cuda|ref",
+         .metavar = CLI_BACKENDS,
          .help = "ref is the definition in double precision, slow; auto is a CPU's; default auto"},
         {.name = "threads",
          .type = CLI_INT64,
