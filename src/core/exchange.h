@@ -4,14 +4,16 @@
  *   part of each rank -> lli_exchange_max -> max over ranks -> lli_exchange_sum -> sum over ranks
  *                     -> lli_exchange_row: the same part as one rank alone would have
  *
- * max[], by token:  whole.top | rest.top | key of the largest logit |
- *                   with shared tiles: key of the largest logit of the target's tile but for the target |
- *                                      key of the largest logit of shared tile 0, 1, ... |
- *                   and with smoothing: bits of the largest |cw z| of shared tile 0, 1, ...
- * sum[], by token:  whole.s[3], whole.u[3], rest.s[3] | bits of the target's logit |
- *                   with shared tiles: S of the target's tile but for the target | S, U of shared tile 0, 1,
- * ... | and with smoothing: the soft sum of shared tile 0, 1, ... | with smoothing: limbs of the soft sum of
- * all other tiles [13] | its flags
+ * max[], by token:
+ *   always              whole.top | rest.top | key of the largest logit
+ *   with shared tiles   key of the largest logit of the target's tile but for the target
+ *                       | key of the largest logit of shared tile 0, 1, ...
+ *   and smoothing       | bits of the largest |cw z| of shared tile 0, 1, ...
+ * sum[], by token:
+ *   always              whole.s[3] | whole.u[3] | rest.s[3] | bits of the target's logit
+ *   with shared tiles   | S of the target's tile but for the target | S, U of shared tile 0, 1, ...
+ *   and smoothing       | soft sum of shared tile 0, 1, ...
+ *   with smoothing      | limbs of the soft sum of all other tiles [13] | its flags
  *
  * That is 12 bytes and 80 bytes a token where no cut goes through a tile, whatever the vocabulary. A shared
  * tile's integers are added up before the tile enters the row: a tile that entered in parts could carry

@@ -2,8 +2,8 @@
  *
  *   tile        0               1               2               3
  *         |---------------|---------------|---------------|---------------|
- *   rank  |   0   |      2        |1|          3          |       0 ...            tiles 0, 1 and 2 are
- * shared
+ *   rank  |   0   |      2        |1|          3          |       0 ...
+ *                 ^               ^ ^                     ^                  tiles 0, 1 and 2 are shared
  *
  * A shared tile is summed by its ranks together (exchange.h). Everything here is the same on every rank but
  * what lli_shards says of this rank. */

@@ -1,9 +1,10 @@
 /* How the CUDA backend cuts a problem, and the workspace that follows.
  *
  *   forward       chunks of tokens outside; inside, blocks of columns whose f32 logits stay in the L2 cache
- *   one pass      chunks of tokens; the f32 logits of a chunk are kept for `kept_cols` columns, formed again
- * for the rest: 3 GEMMs and a part of a fourth recompute     blocks of kSumCols columns, chunks of tokens;
- * either may be outside. The block's logits are formed and turned into dz in pieces that stay in the L2 cache
+ *   one pass      chunks of tokens; the f32 logits of a chunk are kept for `kept_cols` columns and formed
+ *                 again for the rest: 3 GEMMs and a part of a fourth
+ *   recompute     blocks of kSumCols columns and chunks of tokens, either outside; a block's logits are
+ *                 formed and turned into dz in pieces that stay in the L2 cache
  *
  * Neither bits of rows nor of grad_x depend on the chunks; grad_w is a sum over chunks of tokens. */
 #ifndef LLI_CUDA_CUT_H

@@ -2,8 +2,8 @@
  * kernels.
  *
  *   tokens    a chunk at a time; row r of a chunk is token `first + r`, ignored or not: shapes follow from
- * n_tokens alone, so a captured graph stays right when targets change columns   a block at a time, from a
- * multiple of 64
+ *             n_tokens alone, so a captured graph stays right when targets change
+ *   columns   a block at a time, from a multiple of 64
  */
 #ifndef LLI_CUDA_WORK_H
 #define LLI_CUDA_WORK_H

@@ -8,10 +8,10 @@
 /* Where a kernel rounds more than f32 chains do; all zeros: it does not. dr is that of the raw logits.
  *
  *   logit    E is that many times larger: tensor cores cut off what they add up, where a chain rounds
- *   dr       relative rounding of dr before it enters grad_x and grad_w (2^-9 bf16, 2^-12 f16: 2^-8, 2^-11
- * for one that lies on a tie or between powers of two) floor    as a part of the token's upstreams: what
- * falls off below a row's range (f16) x        absolute rounding of x, where small tokens' rows share a range
- * with large ones (f16) */
+ *   dr       relative rounding of dr before it enters grad_x and grad_w (2^-9 bf16, 2^-12 f16; twice that
+ *            for one that lies on a tie or between powers of two)
+ *   floor    as a part of the token's upstreams: what falls off below a row's range (f16)
+ *   x        absolute rounding of x, where rows of small tokens share a range with large ones (f16) */
 struct expect_rounding {
     double logit, dr, floor, x;
 };
@@ -21,9 +21,11 @@ struct expect_rounding expect_rounding_here(const struct problem *problem);
 
 /* Bounds, u = 2^-24, E[i] the error of a logit of row i after an f32 chain of n_hidden products:
  *
- *   E        u (2 + 4 sqrt(d)) (|x w|_2 + |b|) / T + 4 u |z|    largest over v; rounding errors of a chain
- * walk randomly, 4 sqrt(d) is four times their spread lse      5e-7 + u 2 |lse| + E           (5e-7: the
- * integer softmax's own bound) nll      5e-7 + u 2 |nll| + 2 E         entropy  1e-6 + u 2 H + 4 E (1 + ln V)
+ *   E        u (2 + 4 sqrt(d)) (|x w|_2 + |b|) / T + 4 u |z|, largest over v; rounding errors of a chain walk
+ *            randomly, 4 sqrt(d) is four times their spread
+ *   lse      5e-7 + u 2 |lse| + E             5e-7: the integer softmax's own bound
+ *   nll      5e-7 + u 2 |nll| + 2 E
+ *   entropy  1e-6 + u 2 H + 4 E (1 + ln V)
  *   dr[i,v]  (2^-21 + 4 E (1 + ln V)) (|dr| + A p / T) + smoothing's cancellation,
  *            A[i] the sum of the token's upstreams
  *   grad_x   sum_v err(dr) |w| + u (4 + sqrt(V)) sum_v |dr w|, and one rounding to the output's dtype;
