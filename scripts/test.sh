@@ -104,7 +104,7 @@ stage_release() {
 }
 
 stage_asserts() {
-    item "asserts build" scripts/build.sh build/asserts -DLL_BUILD_TESTS=ON $clang -DCMAKE_C_FLAGS_RELEASE=-O3 &&
+    item "asserts build" scripts/build.sh build/asserts -DLL_BUILD_TESTS=ON -DLL_BUILD_CUDA=OFF $clang -DCMAKE_C_FLAGS_RELEASE=-O3 &&
         tests asserts build/asserts -LE 'slow|mpi'
 }
 
