@@ -62,6 +62,7 @@ static ll_status make_cut(const check_world *world, int32_t n_ranks, int64_t n_r
 static ll_status run_one_rank(check_world *world) {
     check_call call = {.inputs = &world->inputs,
                        .v_local = world->shape.n_vocab,
+                       .backend = cli_backend(world->options->backend),
                        .grad_dtype = world->shape.dtype,
                        .n_threads = world->one_rank_threads};
     ll_status status =
@@ -193,6 +194,11 @@ static int check_processes(const check_options *options) {
 }
 
 static int run_check(const check_options *options) {
+    if (check_on_gpu(options) && (options->ranks > 1 || strcmp(options->comm, "threads") != 0)) {
+        return cli_fail(CLI_EXIT_USAGE,
+                        "--backend cuda: found with ranks, wanted one: a GPU takes no others in "
+                        "this version");
+    }
     if (strcmp(options->comm, "nccl") == 0) {
         return cli_fail(CLI_EXIT_USAGE, "--comm nccl: not in this version, wanted threads or mpi");
     }
@@ -209,6 +215,7 @@ int ll_cmd_check(int argc, char **argv) {
     check_options o = {.dtype = "fp32",
                        .reference_mode = "fp32",
                        .comm = "threads",
+                       .backend = "auto",
                        .tokens = 128,
                        .hidden_size = 256,
                        .vocab_size = 4096,
@@ -237,6 +244,9 @@ int ll_cmd_check(int argc, char **argv) {
          .max = huge},
         {"comm", CLI_STRING, &o.comm, "threads|mpi|nccl",
          .help = "what joins the ranks: threads of this process, or processes of mpirun; default threads"},
+        {"backend", CLI_STRING, &o.backend, "auto|cpu|cuda",
+         .help =
+             "cuda: all but the reference on the GPU, one rank (not yet run on one); default auto, a CPU"},
         {"threads", CLI_INT64, &o.threads, "N",
          "of this process; default LL_NUM_THREADS if set, else the CPUs of this process", .min = 1,
          .max = 1024},

@@ -12,7 +12,7 @@
 #include <logitless/comm.h>
 
 typedef struct check_options {
-    const char *dtype, *reference_mode, *comm;
+    const char *dtype, *reference_mode, *comm, *backend;
     int64_t tokens, hidden_size, vocab_size, ranks, threads, seed; /* ranks, threads: 0: not given */
     int64_t stress_tokens, stress_hidden_size, stress_vocab_size;
     double atol, rtol; /* < 0: not given */
@@ -174,6 +174,8 @@ check_difference check_bits(const check_shape *shape, const check_results *got, 
 check_difference check_all_bits(const check_shape *shape, int64_t v_local, const check_results *got,
                                 const check_results *want);
 bool check_line_passes(const check_line *line);
+/* Where the results under test are made; on a GPU there is one rank and no communicator. */
+bool check_on_gpu(const check_options *options);
 
 /* ---- Phases and report -------------------------------------------------------------------------- */
 

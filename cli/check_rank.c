@@ -61,7 +61,8 @@ static ll_status run_shard(const check_world *world, const ll_comm *comm, check_
     check_call call = {.inputs = &world->inputs,
                        .v_begin = begins[0],
                        .v_local = begins[1] - begins[0],
-                       .comm = comm,
+                       .comm = check_on_gpu(world->options) ? NULL : comm,
+                       .backend = cli_backend(world->options->backend),
                        .grad_dtype = world->shape.dtype,
                        .n_threads = world->n_threads};
     ll_status status = check_call_create(&call);
