@@ -3,6 +3,7 @@
 #include "options.h"
 
 #include "core/backends.h"
+#include "core/library.h"
 
 #include <cjson/cJSON.h>
 #include <stdio.h>
@@ -44,13 +45,21 @@ static const struct {
     {"mpi", "liblogitless_mpi.so.0", ""},
     {"nccl", NULL, "not in this version"},
 };
-enum { kComms = sizeof comms / sizeof comms[0], kCommText = 4352 };
+enum { kComms = sizeof comms / sizeof comms[0], kCommText = kLibraryPathBytes + 200 };
 
+/* Only looks for the file: loading it would start MPI. */
 static const char *about_comm(int i, char text[kCommText]) {
-    char found[kCommText - 32];
+    lli_library library;
     if (!comms[i].file) return comms[i].about;
-    bool there = cli_find_comm(comms[i].file, found, sizeof found);
-    snprintf(text, kCommText, "%s%s", there ? "found: " : "not found: ", found);
+    lli_library_find("LL_COMM_PATH", comms[i].file, &library);
+    if (library.present) {
+        snprintf(text, kCommText, "found: %s", library.path);
+    } else {
+        snprintf(text, kCommText,
+                 "not found: %s is neither in LL_COMM_PATH nor beside the program; the system's folders are "
+                 "tried when it is opened",
+                 comms[i].file);
+    }
     return text;
 }
 

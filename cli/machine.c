@@ -1,6 +1,5 @@
-/* The machine: CPU name and features as Linux reports them, default threads, memory read bandwidth, files of
- * communicators. What a kernel can use is decided by the library's own detection and not here: this is for
- * the reader. */
+/* The machine: CPU name and features as Linux reports them, default threads, memory read bandwidth. What a
+ * kernel can use is decided by the library's own detection and not here: this is for the reader. */
 #define _POSIX_C_SOURCE 200809L
 #include "machine.h"
 
@@ -8,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char *const kFeatures[] = {"avx",         "f16c",        "fma",      "avx2",     "avx512f",
                                         "avx512bw",    "avx512dq",    "avx512vl", "avx_vnni", "avx512_vnni",
@@ -122,25 +120,4 @@ double cli_read_bandwidth(int32_t n_threads) {
     free(shares);
     free(words);
     return best_s > 0 ? (double)kReadBytes / best_s * 1e-9 : 0;
-}
-
-bool cli_find_comm(const char *file, char *text, size_t text_bytes) {
-    const char *folder = getenv("LL_COMM_PATH");
-    char program[4096];
-    ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
-    program[length > 0 ? length : 0] = 0;
-    char *slash = strrchr(program, '/');
-    if (slash) *slash = 0;
-    const char *const folders[] = {folder && *folder ? folder : NULL, slash ? program : NULL};
-    for (int i = 0; i < 2; i++) {
-        if (!folders[i]) continue;
-        snprintf(text, text_bytes, "%s/%s", folders[i], file);
-        if (access(text, R_OK) == 0) return true;
-    }
-    snprintf(
-        text, text_bytes,
-        "%s is neither in LL_COMM_PATH nor beside the program; the system's folders are tried when it is "
-        "opened",
-        file);
-    return false;
 }

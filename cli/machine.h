@@ -18,8 +18,4 @@ ll_status cli_default_threads(int32_t *n_threads);
  * memory. */
 double cli_read_bandwidth(int32_t n_threads);
 
-/* Where the library of a communicator lies: true and its path, or false and why it is not there. Only looks
- * for the file, in LL_COMM_PATH and beside the program: loading it would start MPI. */
-bool cli_find_comm(const char *file, char *text, size_t text_bytes);
-
 #endif

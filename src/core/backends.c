@@ -1,15 +1,12 @@
 /* Opening liblogitless_cuda (backends.h). */
-#define _GNU_SOURCE /* dladdr, secure_getenv */
 #include "core/backends.h"
+#include "core/library.h"
 #include "core/problem.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const char library_file[] = "liblogitless_cuda.so.0";
 static const char library_entry[] = "lli_cuda_backend";
@@ -27,54 +24,13 @@ static const lli_host host = {
     .pass_names = lli_pass_names,
 };
 
-/* Cuts the file's name off; false where the path has no folder. */
-static bool keep_folder(char *path) {
-    char *slash = strrchr(path, '/');
-    if (slash) *slash = 0;
-    return slash && slash != path;
-}
-
-static bool folder_of_setting(char folder[PATH_MAX]) {
-    const char *path = secure_getenv("LL_CUDA_PATH");
-    if (!path || !*path || strlen(path) >= PATH_MAX) return false;
-    strcpy(folder, path);
-    return true;
-}
-
-static bool folder_of_library(char folder[PATH_MAX]) {
-    Dl_info info;
-    if (!dladdr((void *)(uintptr_t)lli_cuda_library, &info)) return false;
-    if (!info.dli_fname || strlen(info.dli_fname) >= PATH_MAX) return false;
-    strcpy(folder, info.dli_fname);
-    return keep_folder(folder);
-}
-
-static bool folder_of_program(char folder[PATH_MAX]) {
-    const ssize_t length = readlink("/proc/self/exe", folder, PATH_MAX - 1);
-    if (length <= 0) return false;
-    folder[length] = 0;
-    return keep_folder(folder);
-}
-
-/* NULL: dlerror knows why. *present: there is such a file in a folder, but it does not load. */
-static void *open_library(bool *present) {
-    bool (*const folders[])(char *) = {folder_of_setting, folder_of_library, folder_of_program};
-    char folder[PATH_MAX], path[PATH_MAX + 64];
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        if (!folders[i](folder)) continue;
-        snprintf(path, sizeof path, "%s/%s", folder, library_file);
-        *present = access(path, F_OK) == 0;
-        if (*present) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    return dlopen(library_file, RTLD_NOW | RTLD_LOCAL);
-}
-
 static const lli_backend_library *load(char *why, size_t why_bytes) {
-    bool present = false;
-    void *handle = open_library(&present);
+    lli_library found;
+    lli_library_find("LL_CUDA_PATH", library_file, &found);
+    void *handle = dlopen(found.path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *reason = dlerror();
-        if (present) {
+        if (found.present) {
             snprintf(why, why_bytes, "%s does not load: %s", library_file, reason);
         } else {
             snprintf(why, why_bytes, "no %s in LL_CUDA_PATH, beside the library or in the system's folders",

@@ -12,6 +12,7 @@
 #ifndef LLI_CPU_CUT_H
 #define LLI_CPU_CUT_H
 
+#include "core/integers.h"
 #include "core/plan.h"
 #include "cpu/micro.h"
 
@@ -90,15 +91,5 @@ ll_status lli_cut_configure(const lli_problem *problem, const lli_micro *micro, 
                             lli_config *config);
 size_t lli_cut_workspace(const lli_problem *problem, const lli_config *config, const lli_micro *micro,
                          ll_pass pass);
-
-static inline int64_t lli_round_up(int64_t n, int64_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
-static inline int64_t lli_min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static inline int64_t lli_max(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
 
 #endif

@@ -10,6 +10,7 @@
 #ifndef LLI_CUDA_CUT_H
 #define LLI_CUDA_CUT_H
 
+#include "core/integers.h"
 #include "core/plan.h"
 #include "cuda/work.h"
 
@@ -58,15 +59,5 @@ size_t lli_cuda_workspace(const lli_kernel *kernel, const lli_problem *problem, 
 int64_t lli_cuda_block_cols(const lli_cuda_cut *cut, int64_t n_rows);
 /* Parts in which n_rows rows gather their statistics, of a block of n_cols. */
 int32_t lli_cuda_parts(const lli_cuda_cut *cut, int64_t n_rows, int64_t n_cols);
-
-static inline int64_t lli_round_up(int64_t n, int64_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
-static inline int64_t lli_min(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-static inline int64_t lli_max(int64_t a, int64_t b) {
-    return a > b ? a : b;
-}
 
 #endif

@@ -1,6 +1,7 @@
 /* cuBLASLt (gemm.h). Row-major matrices are handed over as their transposes, which it knows as column-major.
  */
 #include "cuda/gemm.h"
+#include "core/integers.h"
 #include "cuda/backend.h"
 #include "cuda/work.h"
 
@@ -139,12 +140,8 @@ static cublasStatus_t candidates(const lli_cuda_device *device, lli_gemm_kind ki
                                           &wish, kCandidates, results, count);
 }
 
-static int64_t round_up(int64_t n, int64_t unit) {
-    return (n + unit - 1) / unit * unit;
-}
-
 static lli_gemm nominal_of(lli_gemm_kind kind, int64_t n_hidden, const float *scalars) {
-    const int64_t d = round_up(n_hidden, 8);
+    const int64_t d = lli_round_up(n_hidden, 8);
     lli_gemm g = {
         .rows = kNominalTokens, .cols = kNominalCols, .k = d, .a_ld = d, .b_ld = d, .c_ld = kNominalCols};
     if (kind == LLI_GEMM_GRAD_X || kind == LLI_GEMM_GRAD_X_FEW) {

@@ -86,6 +86,26 @@ static void make_exact(const struct problem *problem, struct operands *operands)
     }
 }
 
+/* Whether the fields have the bits of the plain CPU kernel on exact logits. */
+static bool as_on_the_cpu(const char *text, const char *what, int32_t fields) {
+    struct problem problem;
+    struct operands operands;
+    struct results gpu, cpu;
+    problem_open(text, &problem, &operands);
+    make_exact(&problem, &operands);
+    assert_true(results_create(&problem, &gpu) && results_create(&problem, &cpu));
+    ll_linear_ce_args args = problem_args(&problem, &operands, &gpu, LL_PASS_FORWARD_BACKWARD);
+    bool fine = kernel_run(CUDA, &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
+    args = problem_args(&problem, &operands, &cpu, LL_PASS_FORWARD_BACKWARD);
+    fine =
+        fine && kernel_run("linear_ce_cpu_plain", &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
+    fine = fine && results_same_bits(&problem, CUDA, what, &gpu, &cpu, fields, 0, problem.n_tokens);
+    results_destroy(&cpu);
+    results_destroy(&gpu);
+    operands_destroy(&operands);
+    return fine;
+}
+
 static void on_exact_logits_the_bits_of_the_cpu(void **state) {
     (void)state;
     static const char *const texts[] = {
@@ -107,23 +127,7 @@ static void on_exact_logits_the_bits_of_the_cpu(void **state) {
     };
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
-        struct problem problem;
-        struct operands operands;
-        struct results gpu, cpu;
-        problem_open(texts[t], &problem, &operands);
-        make_exact(&problem, &operands);
-        assert_true(results_create(&problem, &gpu) && results_create(&problem, &cpu));
-        ll_linear_ce_args args = problem_args(&problem, &operands, &gpu, LL_PASS_FORWARD_BACKWARD);
-        bool fine = kernel_run(CUDA, &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
-        args = problem_args(&problem, &operands, &cpu, LL_PASS_FORWARD_BACKWARD);
-        fine = fine &&
-               kernel_run("linear_ce_cpu_plain", &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
-        fine = fine && results_same_bits(&problem, CUDA, "against the CPU", &gpu, &cpu, FIELDS_FORWARD, 0,
-                                         problem.n_tokens);
-        failed += !fine;
-        results_destroy(&cpu);
-        results_destroy(&gpu);
-        operands_destroy(&operands);
+        failed += !as_on_the_cpu(texts[t], "against the CPU", FIELDS_FORWARD);
     }
     assert_int_equal(failed, 0);
 }
@@ -139,23 +143,7 @@ static void on_exact_logits_the_gradients_of_the_cpu(void **state) {
     };
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
-        struct problem problem;
-        struct operands operands;
-        struct results gpu, cpu;
-        problem_open(texts[t], &problem, &operands);
-        make_exact(&problem, &operands);
-        assert_true(results_create(&problem, &gpu) && results_create(&problem, &cpu));
-        ll_linear_ce_args args = problem_args(&problem, &operands, &gpu, LL_PASS_FORWARD_BACKWARD);
-        bool fine = kernel_run(CUDA, &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
-        args = problem_args(&problem, &operands, &cpu, LL_PASS_FORWARD_BACKWARD);
-        fine = fine &&
-               kernel_run("linear_ce_cpu_plain", &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
-        fine = fine && results_same_bits(&problem, CUDA, "dr against the CPU", &gpu, &cpu,
-                                         1 << FIELD_GRAD_BIAS, 0, problem.n_tokens);
-        failed += !fine;
-        results_destroy(&cpu);
-        results_destroy(&gpu);
-        operands_destroy(&operands);
+        failed += !as_on_the_cpu(texts[t], "dr against the CPU", 1 << FIELD_GRAD_BIAS);
     }
     assert_int_equal(failed, 0);
 }
