@@ -472,8 +472,9 @@ static inline ll_ce_state lli_ce_state_init(void) {
  *
  * An id is a global column, or ignore_index where that is none (-100: a row with fewer than m ids). log p of
  * ids and of the top is min(0, z - lse) from the row's lse in double, rounded once: within 5e-7 where nll,
- * formed from the other columns' sum, has a relative error. Equal logits: the lower column comes first in
- * the top, and both have the same rank.
+ * formed from the other columns' sum, has a relative error. Ranks and the top go by the given logits
+ * themselves, whose order softcap and temperature keep. Equal ones: the lower column comes first, and both
+ * have the same rank.
  *
  *                      id_logp   id_rank   top_ids   top_logp
  *   ignored row        0         0         -1        0

@@ -10,9 +10,13 @@
 
 #include <math.h>
 
-static struct lli_ref_logit logit(const struct lli_ref_rows *ref, int64_t i, int64_t v) {
+static double given(const struct lli_ref_rows *ref, int64_t i, int64_t v) {
     const ll_view *logits = &ref->call->ce->logits;
-    return lli_ref_logit(&ref->problem->loss, (double)lli_load(lli_row(logits, i), logits->dtype, v));
+    return (double)lli_load(lli_row(logits, i), logits->dtype, v);
+}
+
+static struct lli_ref_logit logit(const struct lli_ref_rows *ref, int64_t i, int64_t v) {
+    return lli_ref_logit(&ref->problem->loss, given(ref, i, v));
 }
 
 /* ---- Forward ------------------------------------------------------------------------------------ */
@@ -43,15 +47,16 @@ static void row_ids(const struct lli_ref_rows *ref, int64_t i, const struct lli_
             write_id(ref, i, j, NAN, 0);
         } else {
             int64_t rank = 1;
-            for (int64_t v = 0; v < ref->V; ++v) rank += ref->z[v] > ref->z[id];
+            for (int64_t v = 0; v < ref->V; ++v) rank += given(ref, i, v) > given(ref, i, id);
             write_id(ref, i, j, log_p(row, ref->z[id]), rank);
         }
     }
 }
 
 /* Is column a before column b in the top? */
-static bool before(const double *z, int64_t a, int64_t b) {
-    return z[a] > z[b] || (z[a] == z[b] && a < b);
+static bool before(const struct lli_ref_rows *ref, int64_t i, int64_t a, int64_t b) {
+    const double left = given(ref, i, a), right = given(ref, i, b);
+    return left > right || (left == right && a < b);
 }
 
 static void row_top(const struct lli_ref_rows *ref, int64_t i, const struct lli_ref_result *row) {
@@ -63,8 +68,8 @@ static void row_top(const struct lli_ref_rows *ref, int64_t i, const struct lli_
     for (int32_t k = 0; k < n_top; ++k) {
         int64_t best = -1;
         for (int64_t v = 0; v < ref->V && !none; ++v) {
-            if (last >= 0 && !before(ref->z, last, v)) continue;
-            if (best < 0 || before(ref->z, v, best)) best = v;
+            if (last >= 0 && !before(ref, i, last, v)) continue;
+            if (best < 0 || before(ref, i, v, best)) best = v;
         }
         last = best;
         if (args->top_ids) args->top_ids[i * n_top + k] = best;
