@@ -1,30 +1,7 @@
-/* Results of rows from their integer sums, in double, and the coefficients of their gradients: the formulas
- * of core/softmax.c and core/loss.c, one thread a row. What src/cpu/forward.c (finish_row) does. */
-#include "cuda/device.cuh"
+/* Results of rows and the coefficients of their gradients (finish.cuh), one thread a row. */
+#include "cuda/finish.cuh"
 
 enum { kThreads = 64, kScaleThreads = 256 };
-
-/* ln(e^a + e^b) - b with x = a - b */
-static __device__ double softplus(double x) {
-    return x > 0.0 ? x + lli_log1p(lli_exp(-x)) : lli_log1p(lli_exp(x));
-}
-
-static __device__ const double kNan = NAN;
-
-/* A bad target has no class, so it takes weight 1: the weight of another class, perhaps 0, must not mask it.
- */
-static __device__ lli_loss_terms terms_of(const lli_cuda_finish *args, int64_t y, ll_linear_ce_args *plain) {
-    lli_loss_terms terms = args->terms;
-    terms.inv_divisor = args->totals->inv_divisor;
-    if (args->smoothing) terms.class_total = args->totals->class_total_value;
-    terms.args = &args->call;
-    if (y == kBad && args->call.class_weight) {
-        *plain = args->call;
-        plain->class_weight = NULL;
-        terms.args = plain;
-    }
-    return terms;
-}
 
 /* A power of two that brings the row's largest dz to [2^14, 2^15) or below, as far as a bound knows it: f16
  * then keeps 11 bits of every dz down to 2^-28 of the largest. */
@@ -51,19 +28,6 @@ static __device__ void set_grad(const lli_cuda_finish *args, const lli_loss_term
     args->grads[token] = grad;
 }
 
-static __device__ void write_row(const lli_cuda_finish *args, int64_t i, const lli_row_result *result,
-                                 double loss, double z_loss, int64_t argmax) {
-    const ll_linear_ce_args *out = &args->call;
-    const float lse = (float)result->lse;
-    if (out->loss && args->terms.reduction == LL_REDUCTION_NONE) out->loss[i] = (float)loss;
-    if (out->nll) out->nll[i] = (float)result->nll;
-    if (out->lse) out->lse[i] = lse;
-    if (out->lse_lo) out->lse_lo[i] = (float)(result->lse - (double)lse);
-    if (out->entropy) out->entropy[i] = (float)result->entropy;
-    if (out->z_loss) out->z_loss[i] = (float)z_loss;
-    if (out->argmax) out->argmax[i] = argmax;
-}
-
 /* The row's parts together. A row whose logits are all -inf, or that holds NaN or +inf, is NaN. */
 static __device__ lli_row_result merge_parts(const lli_cuda_finish *args, int64_t r, const double class_total,
                                              int64_t *argmax) {
@@ -87,19 +51,11 @@ static __device__ lli_row_result merge_parts(const lli_cuda_finish *args, int64_
             *argmax = row->argmax;
         }
     }
-    lli_row_result result = {.lse = lli_softmax_lse(&whole)};
-    if (!(result.lse > -INFINITY)) {
-        result.lse = result.nll = result.entropy = result.soft_sum = kNan;
-        *argmax = -1;
-        return result;
-    }
-    result.nll = softplus(lli_softmax_lse(&rest) - (double)z);
-    result.entropy = args->want_entropy ? lli_softmax_entropy(&whole) : 0.0;
-    if (args->targets.v_total == 1) { /* exactly, where the grid would leave 2^-31 */
-        result.lse = (double)z;
-        result.entropy = 0.0;
-    }
-    if (args->smoothing) result.soft_sum = class_total * result.lse - lli_exact_value(&args->soft[r]);
+    const double soft = args->smoothing ? lli_exact_value(&args->soft[r]) : 0.0;
+    const lli_row_result result =
+        result_of(args, lli_softmax_lse(&whole), lli_softmax_lse(&rest),
+                  args->want_entropy ? lli_softmax_entropy(&whole) : 0.0, z, class_total, soft);
+    if (result.lse != result.lse) *argmax = -1;
     return result;
 }
 
@@ -114,7 +70,7 @@ static __global__ void __launch_bounds__(kThreads) finish(const __grid_constant_
         ll_linear_ce_args plain;
         const lli_loss_terms terms = terms_of(&args, y, &plain);
         lli_row_result result = {}, saved = {};
-        double loss = 0.0, z_loss = 0.0, z_row = 0.0;
+        double loss = 0.0, z_loss = 0.0;
         int64_t argmax = -1;
         if (y != kIgnored) {
             if (y == kBad) {
@@ -125,13 +81,9 @@ static __global__ void __launch_bounds__(kThreads) finish(const __grid_constant_
             lli_row_loss(&terms, &result, i, y == kBad ? 0 : y, &loss, &z_loss);
             exact_add_parts(&loss_sum, lli_exact_split_f32((float)loss));
             exact_add_parts(&z_sum, lli_exact_split_f32((float)z_loss));
-            z_row = terms.z_loss == 0.0 ? 0.0 : terms.z_loss * result.lse * result.lse;
-            const float lse = (float)result.lse;
-            saved.lse = (double)lse + (double)(float)(result.lse - (double)lse);
-            saved.nll = (float)result.nll;
-            saved.entropy = (float)result.entropy;
+            saved = as_saved(&result);
         }
-        write_row(&args, i, &result, loss, z_row, argmax);
+        write_row(&args, i, y, &result, &terms, loss, argmax);
         if (args.grads) set_grad(&args, &terms, &saved, i, y);
     }
     __syncthreads(); /* all have added */

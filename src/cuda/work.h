@@ -105,11 +105,12 @@ typedef struct lli_cuda_finish {
     lli_cuda_targets targets;
     lli_cuda_transform transform;
     int64_t first, n_rows;
-    const lli_cuda_row *rows;
+    lli_cuda_row *rows; /* [parts, row_stride] */
     int64_t row_stride;
     int32_t parts;
-    const lli_exact *soft;
+    lli_exact *soft;
     lli_cuda_grad *grads; /* by token; NULL: not wanted */
+    double *row_lse;      /* by token; NULL: not wanted */
     int32_t smoothing, want_entropy, scaled;
 } lli_cuda_finish;
 LLI_C int lli_cuda_finish_launch(const lli_cuda_finish *args, cudaStream_t stream);

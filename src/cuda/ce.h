@@ -1,0 +1,56 @@
+/* What the kernels of ce over given logits are told, and the shape in which rows lie on the chip. */
+#ifndef LLI_CUDA_CE_H
+#define LLI_CUDA_CE_H
+
+#include "cuda/work.h"
+
+typedef struct lli_cuda_ce {
+    lli_cuda_finish row; /* of a chunk of rows: targets, transform, row results, gradient coefficients */
+    ll_view logits;      /* all rows of the call; data as the caller gave it */
+    ll_view grad;        /* likewise; data NULL in a forward pass */
+    int64_t v;           /* real columns; those up to logits.cols are padding */
+    int32_t want_argmax, reserved;
+} lli_cuda_ce;
+
+/* A row on the chip: `cluster` blocks hold `tiles` canonical tiles each, one tile a thread and round. */
+typedef struct lli_cuda_ce_shape {
+    int32_t cluster, threads, tiles;
+    int32_t clusters; /* that run at once on the device; 0: rows do not fit, or it has no clusters */
+} lli_cuda_ce_shape;
+
+/* cluster 0 where a row of v columns does not fit. */
+LLI_C lli_cuda_ce_shape lli_cuda_ce_shape_of(int64_t v, int64_t element_bytes);
+
+/* ce_rows.cu: forward, and the gradient too where grad.data is set, with each logit read once. Logits and
+ * gradient have their rows on 16 bytes. */
+LLI_C int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_ce_shape *shape,
+                                  cudaStream_t stream);
+/* Sets the kernels' limits on the current device and shape->clusters. */
+LLI_C int lli_cuda_ce_rows_open(int32_t dtype, lli_cuda_ce_shape *shape);
+
+/* ce_stats.cu: statistics of any rows into row.rows, to be finished by finish.cu. */
+LLI_C int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream);
+/* ce_dz.cu: the gradient of any rows from row.grads. */
+LLI_C int lli_cuda_ce_dz_launch(const lli_cuda_ce *args, cudaStream_t stream);
+
+/* ce_ids.cu: logits of ids and of the top and the ids' ranks, before a gradient may be written over them ... */
+typedef struct lli_cuda_ce_ids {
+    ll_view logits, ids;
+    lli_cuda_targets targets;
+    lli_cuda_transform transform;
+    int64_t v, n_tokens;
+    int32_t n_top, reserved;
+    float *id_logp, *top_logp;
+    int64_t *id_rank, *top_ids;
+    const double *row_lse;
+    int64_t *bad_targets;
+} lli_cuda_ce_ids;
+LLI_C int lli_cuda_ce_ids_launch(const lli_cuda_ce_ids *args, cudaStream_t stream);
+/* ... and their log-probabilities, once rows have their lse. */
+LLI_C int lli_cuda_ce_logp_launch(const lli_cuda_ce_ids *args, cudaStream_t stream);
+
+LLI_C int lli_cuda_load_ce_stats(void);
+LLI_C int lli_cuda_load_ce_dz(void);
+LLI_C int lli_cuda_load_ce_ids(void);
+
+#endif
