@@ -22,7 +22,7 @@ LLI_LOCAL inline double lli_pow2(int64_t n) { /* -1022 <= n <= 1023 */
 }
 
 /* e^r - 1 for |r| <= 0.36: Taylor to r^14, remainder below 2^-60 |r|. */
-LLI_LOCAL inline double lli_expm1_small(double r) {
+LLI_MATH double lli_expm1_small(double r) {
     double p = 1.0 / 87178291200.0;
     p = p * r + 1.0 / 6227020800.0;
     p = p * r + 1.0 / 479001600.0;
@@ -40,7 +40,7 @@ LLI_LOCAL inline double lli_expm1_small(double r) {
 }
 
 /* e^x; 0 below -745, +inf above 710, NaN for NaN. */
-LLI_LOCAL inline double lli_exp(double x) {
+LLI_MATH double lli_exp(double x) {
     if (x != x) return x;
     if (x < -745.0) return 0.0;
     if (x > 710.0) return 1e308 * 1e308;
@@ -58,7 +58,7 @@ LLI_LOCAL inline double lli_expm1(double x) {
 }
 
 /* ln x for normal finite x > 0; -inf for 0, x itself for +inf and NaN. */
-LLI_LOCAL inline double lli_log(double x) {
+LLI_MATH double lli_log(double x) {
     uint64_t bits;
     memcpy(&bits, &x, sizeof bits);
     if (x == 0.0) return -1e308 * 1e308;
@@ -88,7 +88,7 @@ LLI_LOCAL inline double lli_log(double x) {
 }
 
 /* ln(1 + x) for x >= 0. Kahan's correction: log(u) x / (u - 1) with u = 1 + x rounded. */
-LLI_LOCAL inline double lli_log1p(double x) {
+LLI_MATH double lli_log1p(double x) {
     double u = 1.0 + x;
     if (u == 1.0 || x > 1e300 || x != x) return u == 1.0 ? x : lli_log(x);
     return lli_log(u) * (x / (u - 1.0));

@@ -6,11 +6,15 @@
 #define LLI_CORE_SHARED_H
 
 #ifdef __CUDACC__
-#define LLI_SHARED static __device__ /* with a prototype in the header */
+/* With a prototype in the header. Calls: in line, in every place that uses them, they would be most of a kernel,
+ * and a kernel beyond the instruction cache waits for its own code. */
+#define LLI_SHARED static __device__ __noinline__
 #define LLI_LOCAL  static __device__ /* of one file */
+#define LLI_MATH   static __device__ __noinline__
 #else
 #define LLI_SHARED
 #define LLI_LOCAL static
+#define LLI_MATH  static inline
 #endif
 
 #endif

@@ -12,21 +12,20 @@ typedef struct lli_cuda_ce {
     int32_t want_argmax, reserved;
 } lli_cuda_ce;
 
-/* A row on the chip: `cluster` blocks hold `tiles` canonical tiles each, one tile a thread and round. */
+/* Rows on the chip: a cluster of blocks has a row, each block `tiles` canonical tiles of it in one of its
+ * slots. */
 typedef struct lli_cuda_ce_shape {
-    int32_t cluster, threads, tiles;
-    int32_t clusters; /* that run at once on the device; 0: rows do not fit, or it has no clusters */
+    int32_t cluster, tiles, slots;
+    int32_t tile_warps; /* that make statistics and gradients */
+    int32_t clusters;   /* that run at once on the device; 0: rows do not fit, or it has no clusters */
 } lli_cuda_ce_shape;
-
-/* cluster 0 where a row of v columns does not fit. */
-LLI_C lli_cuda_ce_shape lli_cuda_ce_shape_of(int64_t v, int64_t element_bytes);
 
 /* ce_rows.cu: forward, and the gradient too where grad.data is set, with each logit read once. Logits and
  * gradient have their rows on 16 bytes. */
 LLI_C int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_ce_shape *shape,
                                   cudaStream_t stream);
-/* Sets the kernels' limits on the current device and shape->clusters. */
-LLI_C int lli_cuda_ce_rows_open(int32_t dtype, lli_cuda_ce_shape *shape);
+/* The shape for rows of v columns on the current device, with its kernels loaded and their limits set. */
+LLI_C int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *shape);
 
 /* ce_stats.cu: statistics of any rows into row.rows, to be finished by finish.cu. */
 LLI_C int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream);

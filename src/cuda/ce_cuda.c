@@ -296,10 +296,8 @@ static ll_status open_plan(ll_plan *plan) {
     name_numerics(device->arch, device->numerics, sizeof device->numerics);
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
-    device->shape =
-        lli_cuda_ce_shape_of(problem->v_total, (int64_t)lli_dtype_bytes((ll_dtype)problem->logits_dtype));
-    if (device->arch < 90 || !device->shape.cluster) return LL_STATUS_OK;
-    const int status = lli_cuda_ce_rows_open(problem->logits_dtype, &device->shape);
+    if (device->arch < 90) return LL_STATUS_OK;
+    const int status = lli_cuda_ce_rows_open(problem->logits_dtype, problem->v_total, &device->shape);
     if (status) return lli_cuda_fail(status, "ll_plan_create", "fitting rows on the chip");
     return LL_STATUS_OK;
 }

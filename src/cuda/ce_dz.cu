@@ -16,78 +16,88 @@ static __device__ inline void load_row(const lli_cuda_ce *args, int64_t i, ce_gr
     row->target = y >= 0 && row->grad.has_target ? y : -1;
 }
 
-/* Columns [c, end) of a row, a multiple of 16 bytes and at most kColumns: all of a thread's pieces are on their
- * way before the first is stored, because in place the compiler may not move a load across a store. */
-template <typename E, bool kPlain>
-static __device__ inline void by_pieces(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, void *to,
+/* Columns [c, end) of a row, whole pieces and at most kColumns: all of a thread's pieces are on their way before
+ * the first is stored, because in place the compiler may not move a load across a store. */
+template <typename E, bool kPlain, ce_way kWay>
+static __device__ inline void by_pieces(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, char *to,
                                         int64_t c, int64_t end) {
     enum { kCount = piece_of<E>::kCount, kPieces = kColumns / (kThreads * kCount) };
     const float *class_weight = args->row.call.class_weight;
+    const int32_t dtype = args->grad.dtype;
+    const int64_t bytes = dtype == LL_DTYPE_F32 ? 4 : 2;
     uint4 pieces[kPieces];
     c += threadIdx.x * kCount;
 #pragma unroll
     for (int p = 0; p < kPieces; p++) {
         const int64_t at = c + p * kThreads * kCount;
-        if (at < end) pieces[p] = *(const uint4 *)(from + at);
+        if (kWay != CE_DEAD && at < end) pieces[p] = *(const uint4 *)(from + at);
     }
 #pragma unroll
     for (int p = 0; p < kPieces; p++) {
         const int64_t at = c + p * kThreads * kCount;
-        if (at >= end) return;
-        float z[kCount], cw[kCount], dz[kCount];
-        piece_of<E>::widen(pieces[p], z);
-        if constexpr (!kPlain) {
+        if (at >= end) break;
+        ce_dz_piece<E, kPlain, kWay>(&args->row.transform, row, pieces[p], class_weight ? class_weight + at : NULL,
+                                     dtype, to + at * bytes);
+        if (kWay != CE_DEAD && row->target >= at && row->target < at + kCount) {
+            float z[kCount], raw = 0.0f;
+            piece_of<E>::widen(pieces[p], z);
 #pragma unroll
-            for (int j = 0; j < kCount; j++) cw[j] = class_weight ? class_weight[at + j] : 1.0f;
-        }
-        ce_dz_columns<kPlain, kCount>(&args->row.transform, row, z, cw, at, dz);
-        if (sizeof(E) == 2 && args->grad.dtype == LL_DTYPE_F32) {
-#pragma unroll
-            for (int j = 0; j < kCount; j += 4) {
-                *(float4 *)((float *)to + at + j) = make_float4(dz[j], dz[j + 1], dz[j + 2], dz[j + 3]);
-            }
-        } else {
-            *(uint4 *)((E *)to + at) = piece_of<E>::narrow(dz);
+            for (int j = 0; j < kCount; j++) raw = row->target == at + j ? z[j] : raw;
+            ce_dz_column(&args->row.transform, row, raw, 1.0f, true, dtype, to, row->target);
         }
     }
 }
 
-template <typename E, bool kPlain>
-static __device__ inline void by_columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, void *to,
+/* Columns [c, end) one by one, neighbouring threads neighbouring columns. */
+template <typename E, bool kPlain, ce_way kWay>
+static __device__ inline void by_columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, char *to,
                                          int64_t c, int64_t end) {
     const float *class_weight = args->row.call.class_weight;
-#pragma unroll 4
+    const int32_t dtype = args->grad.dtype;
     for (c += threadIdx.x; c < end; c += kThreads) {
-        const float z = element_at(from, args->logits.dtype, c), cw = class_weight ? class_weight[c] : 1.0f;
+        const float z = kWay == CE_DEAD ? 0.0f : element_at(from, args->logits.dtype, c);
+        const float cw = class_weight ? class_weight[c] : 1.0f;
         float dz;
-        ce_dz_columns<kPlain, 1>(&args->row.transform, row, &z, &cw, c, &dz);
-        put_element(to, args->grad.dtype, c, dz);
+        ce_dz_columns<kPlain, kWay, 1>(&args->row.transform, row, &z, &cw, &dz);
+        put_element(to, dtype, c, dz);
+        if (kWay != CE_DEAD && c == row->target) ce_dz_column(&args->row.transform, row, z, cw, true, dtype, to, c);
     }
+}
+
+/* Columns [c, end). The target is written over what its own thread has written there. */
+template <typename E, bool kPlain, ce_way kWay>
+static __device__ inline void columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, char *to,
+                                      int64_t c, int64_t end, bool aligned) {
+    if (aligned && end > c) {
+        const int64_t odd = c + (end - c) / piece_of<E>::kCount * piece_of<E>::kCount;
+        by_pieces<E, kPlain, kWay>(args, row, from, to, c, odd);
+        c = odd;
+    }
+    by_columns<E, kPlain, kWay>(args, row, from, to, c, end);
 }
 
 template <typename E, bool kPlain>
 static __global__ void __launch_bounds__(kThreads)
     dz(const __grid_constant__ lli_cuda_ce args, const int32_t aligned) {
-    __shared__ ce_grad_row row;
+    __shared__ ce_grad_row shared;
     const int64_t i = args.row.first + blockIdx.x, c = (int64_t)blockIdx.y * kColumns;
     const int64_t stop = c + kColumns < args.grad.cols ? c + kColumns : args.grad.cols;
     const int64_t end = stop < args.v ? stop : args.v;
     const int64_t out_bytes = args.grad.dtype == LL_DTYPE_F32 ? 4 : 2;
     const E *from = (const E *)args.logits.data + i * args.logits.row_stride;
     char *to = (char *)args.grad.data + i * args.grad.row_stride * out_bytes;
-    if (threadIdx.x == 0) load_row(&args, i, &row);
+    if (threadIdx.x == 0) load_row(&args, i, &shared);
     __syncthreads(); /* the row's coefficients */
-    int64_t zeros = c > args.v ? c : args.v; /* padding */
-    if (row.dead) {
-        zeros = c;
-    } else if (aligned) {
-        const int64_t whole = end > c ? c + (end - c) / piece_of<E>::kCount * piece_of<E>::kCount : c;
-        by_pieces<E, kPlain>(&args, &row, from, to, c, whole);
-        by_columns<E, kPlain>(&args, &row, from, to, whole, end);
-    } else {
-        by_columns<E, kPlain>(&args, &row, from, to, c, end);
+    const ce_grad_row row = shared; /* in registers */
+    switch (way_of(&row)) {
+    case CE_DEAD: columns<E, kPlain, CE_DEAD>(&args, &row, from, to, c, end, aligned); break;
+    case CE_PLAIN: columns<E, kPlain, CE_PLAIN>(&args, &row, from, to, c, end, aligned); break;
+    case CE_GAMMA: columns<E, kPlain, CE_GAMMA>(&args, &row, from, to, c, end, aligned); break;
+    case CE_WIDE: columns<E, kPlain, CE_WIDE>(&args, &row, from, to, c, end, aligned); break;
     }
-    for (int64_t v = zeros + threadIdx.x; v < stop; v += kThreads) put_element(to, args.grad.dtype, v, 0.0f);
+    for (int64_t v = (c > args.v ? c : args.v) + threadIdx.x; v < stop; v += kThreads) { /* padding */
+        put_element(to, args.grad.dtype, v, 0.0f);
+    }
 }
 
 typedef void dz_kernel(const lli_cuda_ce, int32_t);

@@ -163,7 +163,7 @@ template <bool kEntropy, int kGroup, typename Load>
 static __device__ inline void plain_tile(Load load, float zmax, int32_t *anchor, int64_t *s, int64_t *u) {
     const float k = lli_softmax_anchor(zmax);
     tile_bits bits = {0, 0, 0, 0};
-#pragma unroll 4
+#pragma unroll 2 /* short loops: see core/shared.h */
     for (int q = 0; q < kTileCols / kGroup; q++) {
         float z[kGroup];
         load(q, z);
@@ -301,8 +301,9 @@ static __device__ __noinline__ float ce_dz_wide(const lli_cuda_transform *transf
     return to_raw(transform, lli_row_dz_wide(grad, z, cw), slope);
 }
 
-/* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T, of a raw logit. */
-template <bool kPlain>
+/* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T, of a raw logit. Without branches: neighbouring columns
+ * then run into one another. */
+template <bool kPlain, bool kGamma>
 static __device__ inline float ce_dz(const lli_cuda_transform *transform, const lli_row_grad *grad, float raw,
                                      float cw) {
     float slope = 1.0f, z = raw;
@@ -310,12 +311,11 @@ static __device__ inline float ce_dz(const lli_cuda_transform *transform, const 
     const float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -grad->k)) - grad->fraction;
     const float p = ptx_ex2_approx_ftz_f32(d);
     float dz = p * grad->alpha;
-    if (grad->gamma != 0.0f && p != 0.0f) {
-        dz = fmaf(p * grad->gamma, d * -0x1.62e430p-1f - grad->entropy, dz);
+    if (kGamma) { /* p is 0 below -126, where lse - z may be infinite */
+        dz = fmaf(p * grad->gamma, fmaxf(d, -126.0f) * -0x1.62e430p-1f - grad->entropy, dz);
     }
     if (kPlain) return dz;
-    if (grad->epsilon != 0.0f) dz = dz - grad->epsilon * cw;
-    return to_raw(transform, dz, slope);
+    return to_raw(transform, dz - grad->epsilon * cw, slope);
 }
 
 /* dz of the target's column, exact in grad->target_dz before the chain rule. */
@@ -326,23 +326,72 @@ static __device__ __noinline__ float ce_target_dz(const lli_cuda_transform *tran
     return to_raw(transform, grad->target_dz, slope);
 }
 
-/* dz of kCount neighbouring raw logits; column c is the first one's. cw: their class weights, of columns that
- * are there. */
-template <bool kPlain, int kCount>
+/* How a row's columns are computed; the same for all of them. */
+typedef enum ce_way { CE_DEAD, CE_PLAIN, CE_GAMMA, CE_WIDE } ce_way;
+
+static __device__ inline ce_way way_of(const ce_grad_row *row) {
+    return row->dead ? CE_DEAD : row->grad.wide ? CE_WIDE : row->grad.gamma != 0.0f ? CE_GAMMA : CE_PLAIN;
+}
+
+/* dz of kCount neighbouring raw logits, the target's too as if it were none. cw: their class weights. */
+template <bool kPlain, ce_way kWay, int kCount>
 static __device__ inline void ce_dz_columns(const lli_cuda_transform *transform, const ce_grad_row *row,
-                                            const float *z, const float *cw, int64_t c, float *dz) {
-    if (row->grad.wide) {
-#pragma unroll
-        for (int j = 0; j < kCount; j++) dz[j] = ce_dz_wide(transform, &row->grad, z[j], kPlain ? 1.0f : cw[j]);
-    } else {
-#pragma unroll
-        for (int j = 0; j < kCount; j++) dz[j] = ce_dz<kPlain>(transform, &row->grad, z[j], kPlain ? 1.0f : cw[j]);
-    }
-    if ((uint64_t)(row->target - c) >= kCount) return;
+                                            const float *z, const float *cw, float *dz) {
 #pragma unroll
     for (int j = 0; j < kCount; j++) {
-        if (row->target == c + j) dz[j] = ce_target_dz(transform, &row->grad, z[j]);
+        const float weight = kPlain ? 1.0f : cw[j];
+        if (kWay == CE_DEAD) {
+            dz[j] = 0.0f;
+        } else if (kWay == CE_WIDE) {
+            dz[j] = ce_dz_wide(transform, &row->grad, z[j], weight);
+        } else {
+            dz[j] = ce_dz<kPlain, kWay == CE_GAMMA>(transform, &row->grad, z[j], weight);
+        }
     }
+}
+
+/* 16 bytes of logits into as many elements of the gradient at `to`, on 16 bytes, of f32 or of the logits' type.
+ * class_weight: of the columns, or NULL. */
+template <typename E, bool kPlain, ce_way kWay>
+static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, const ce_grad_row *row, uint4 piece,
+                                          const float *class_weight, int32_t dtype, void *to) {
+    enum { kCount = piece_of<E>::kCount };
+    float z[kCount], cw[kCount], dz[kCount];
+    piece_of<E>::widen(piece, z);
+    if constexpr (!kPlain) {
+#pragma unroll
+        for (int j = 0; j < kCount; j++) cw[j] = class_weight ? class_weight[j] : 1.0f;
+    }
+    ce_dz_columns<kPlain, kWay, kCount>(transform, row, z, cw, dz);
+    if (sizeof(E) == 4 || dtype != LL_DTYPE_F32) {
+        *(uint4 *)to = piece_of<E>::narrow(dz);
+    } else {
+#pragma unroll
+        for (int j = 0; j < kCount; j += 4) {
+            ((float4 *)to)[j / 4] = make_float4(dz[j], dz[j + 1], dz[j + 2], dz[j + 3]);
+        }
+    }
+}
+
+/* One column, the target or not. */
+static __device__ __noinline__ void ce_dz_column(const lli_cuda_transform *transform, const ce_grad_row *row,
+                                                 float z, float class_weight, bool target, int32_t dtype, void *to,
+                                                 int64_t c) {
+    float dz = 0.0f;
+    if (row->dead) {
+        /* ignored, or no upstream reaches it */
+    } else if (target) {
+        dz = ce_target_dz(transform, &row->grad, z);
+    } else if (row->grad.wide) {
+        dz = ce_dz_wide(transform, &row->grad, z, class_weight);
+    } else if (transform->softcap == 0.0f && transform->temperature == 1.0f && row->grad.epsilon == 0.0f) {
+        dz = row->grad.gamma != 0.0f ? ce_dz<true, true>(transform, &row->grad, z, class_weight)
+                                     : ce_dz<true, false>(transform, &row->grad, z, class_weight);
+    } else {
+        dz = row->grad.gamma != 0.0f ? ce_dz<false, true>(transform, &row->grad, z, class_weight)
+                                     : ce_dz<false, false>(transform, &row->grad, z, class_weight);
+    }
+    put_element(to, dtype, c, dz);
 }
 
 #endif

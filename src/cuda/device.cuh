@@ -12,13 +12,20 @@
 
 enum { kIgnored = -1, kBad = -2 };
 
-/* The target of a token, kIgnored or kBad. */
-static __device__ inline int64_t target_of(const lli_cuda_targets *targets, int64_t token) {
+static __device__ inline int64_t id_at(const lli_cuda_targets *targets, int64_t token) {
     const int64_t at = token * targets->step;
-    const int64_t y = targets->dtype == LL_DTYPE_I64 ? ((const int64_t *)targets->ids)[at]
-                                                     : (int64_t)((const int32_t *)targets->ids)[at];
-    if (y == targets->ignore_index) return kIgnored;
-    return y < 0 || y >= targets->v_total ? kBad : y;
+    return targets->dtype == LL_DTYPE_I64 ? ((const int64_t *)targets->ids)[at]
+                                          : (int64_t)((const int32_t *)targets->ids)[at];
+}
+
+/* An id as a target: itself, kIgnored or kBad. */
+static __device__ inline int64_t target_from(const lli_cuda_targets *targets, int64_t id) {
+    if (id == targets->ignore_index) return kIgnored;
+    return id < 0 || id >= targets->v_total ? kBad : id;
+}
+
+static __device__ inline int64_t target_of(const lli_cuda_targets *targets, int64_t token) {
+    return target_from(targets, id_at(targets, token));
 }
 
 /* q with 2^f = 1 + f q, |f| <= 1/2. */

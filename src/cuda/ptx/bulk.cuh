@@ -13,9 +13,12 @@ static __device__ inline void ptx_cp_async_bulk(uint32_t to, const void *from, u
                  : "memory");
 }
 
-/* `to` from ptx_mapa. */
-static __device__ inline void ptx_st_shared_cluster_u32(uint32_t to, uint32_t value) {
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+/* 16 bytes into another block's shared memory, counted by a barrier of that block; both addresses from ptx_mapa. */
+static __device__ inline void ptx_st_async_v4(uint32_t to, uint4 value, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     to),
+                 "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+                 : "memory");
 }
 
 #endif

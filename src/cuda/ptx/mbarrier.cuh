@@ -19,6 +19,10 @@ static __device__ inline void ptx_mbarrier_arrive_expect_tx(uint32_t barrier, ui
                  : "memory");
 }
 
+static __device__ inline void ptx_mbarrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /* True once the phase of this parity is complete; waits a while before it says false. */
 static __device__ inline bool ptx_mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
     uint32_t done;
