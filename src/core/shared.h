@@ -5,12 +5,16 @@
 #ifndef LLI_CORE_SHARED_H
 #define LLI_CORE_SHARED_H
 
-#ifdef __CUDACC__
-/* With a prototype in the header. Calls: in line, in every place that uses them, they would be most of a kernel,
- * and a kernel beyond the instruction cache waits for its own code. */
+#ifdef LLI_CALLS
+/* Of a kernel that would outgrow the instruction cache with these functions in line wherever they are used.
+ */
 #define LLI_SHARED static __device__ __noinline__
-#define LLI_LOCAL  static __device__ /* of one file */
+#define LLI_LOCAL  static __device__
 #define LLI_MATH   static __device__ __noinline__
+#elif defined(__CUDACC__)
+#define LLI_SHARED static __device__ /* with a prototype in the header */
+#define LLI_LOCAL  static __device__ /* of one file */
+#define LLI_MATH   static __device__ inline
 #else
 #define LLI_SHARED
 #define LLI_LOCAL static

@@ -32,7 +32,8 @@ LLI_C int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream)
 /* ce_dz.cu: the gradient of any rows from row.grads. */
 LLI_C int lli_cuda_ce_dz_launch(const lli_cuda_ce *args, cudaStream_t stream);
 
-/* ce_ids.cu: logits of ids and of the top and the ids' ranks, before a gradient may be written over them ... */
+/* ce_ids.cu: logits of ids and of the top and the ids' ranks, before a gradient may be written over them ...
+ */
 typedef struct lli_cuda_ce_ids {
     ll_view logits, ids;
     lli_cuda_targets targets;

@@ -5,8 +5,9 @@
  *   backward           coefficients -> gradient
  *   ids, the top       gathered before anything is written, turned into log-probabilities at the end
  *
- * Rows lie on the chip (ce_rows.cu) where they start on 16 bytes, fit and the device has clusters; the other way
- * reads logits twice and gives the same bits. numerics "ce-ex2-sm<arch>-v1": docs/cuda.md. */
+ * Rows lie on the chip (ce_rows.cu) where they start on 16 bytes, fit, there is no label smoothing and the
+ * device has clusters; the other way reads logits twice and gives the same bits. numerics
+ * "ce-ex2-sm<arch>-v1": docs/cuda.md. */
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/workspace.h"
@@ -64,7 +65,8 @@ static int32_t parts_of(int64_t n_rows, int64_t v) {
     return (int32_t)lli_max(1, lli_min(parts, most));
 }
 
-static size_t carve(const lli_problem *p, const lli_config *config, ll_pass pass, void *base, ce_pieces *pieces) {
+static size_t carve(const lli_problem *p, const lli_config *config, ll_pass pass, void *base,
+                    ce_pieces *pieces) {
     lli_arena arena = {.base = base};
     const int64_t chunk = pass == LL_PASS_BACKWARD ? 0 : config->forward_tokens, n = p->n_tokens_max;
     const bool logp = pass != LL_PASS_BACKWARD && (p->n_ids > 0 || p->n_top > 0);
@@ -96,10 +98,11 @@ static ll_status configure(const lli_kernel *kernel, const lli_problem *problem,
         config->forward_tokens = lli_max(kLeastTokens, config->forward_tokens / 2);
     }
     const size_t needed = workspace(kernel, problem, config, LL_PASS_FORWARD_BACKWARD);
-    LLI_REQUIRE(!budget || needed <= budget, LL_STATUS_WORKSPACE,
-                "ll_plan_create: workspace_budget_bytes is %zu, want at least %zu for ce of n_tokens_max %lld on "
-                "a GPU",
-                budget, needed, (long long)problem->n_tokens_max);
+    LLI_REQUIRE(
+        !budget || needed <= budget, LL_STATUS_WORKSPACE,
+        "ll_plan_create: workspace_budget_bytes is %zu, want at least %zu for ce of n_tokens_max %lld on "
+        "a GPU",
+        budget, needed, (long long)problem->n_tokens_max);
     return LL_STATUS_OK;
 }
 
@@ -181,7 +184,8 @@ static ll_status end_call(const ce_run *run) {
                               .loss = reduced ? args->loss : NULL,
                               .sums = args->sums,
                               .n_tokens = run->call->n_tokens};
-    if (run->wants_ids) LAUNCH(run, "log-probabilities of ids", lli_cuda_ce_logp_launch(&run->ids, run->stream));
+    if (run->wants_ids)
+        LAUNCH(run, "log-probabilities of ids", lli_cuda_ce_logp_launch(&run->ids, run->stream));
     if (run->call->pass == LL_PASS_BACKWARD || (!end.loss && !end.sums)) return LL_STATUS_OK;
     LAUNCH(run, "the reduced loss", lli_cuda_end_launch(&end, run->stream));
     return LL_STATUS_OK;
@@ -193,7 +197,7 @@ static bool on_16_bytes(const ll_view *view) {
 }
 
 static bool fits_chip(const ce_run *run) {
-    return run->device->shape.clusters > 0 && on_16_bytes(&run->args.logits) &&
+    return run->device->shape.clusters > 0 && !run->args.row.smoothing && on_16_bytes(&run->args.logits) &&
            (!run->args.grad.data || on_16_bytes(&run->args.grad));
 }
 

@@ -1,6 +1,6 @@
-/* The gradient of given logits from the rows' coefficients: for a backward pass, and for rows whose statistics
- * ce_stats.cu made. Reads each logit once and writes its gradient once, in place too: a thread reads what it
- * then writes.
+/* The gradient of given logits from the rows' coefficients: for a backward pass, and for rows whose
+ * statistics ce_stats.cu made. Reads each logit once and writes its gradient once, in place too: a thread
+ * reads what it then writes.
  *
  *   a block       8192 columns of a row
  *   a thread      16 bytes of logits at a time where rows lie on 16 bytes, else one column at a time */
@@ -16,11 +16,11 @@ static __device__ inline void load_row(const lli_cuda_ce *args, int64_t i, ce_gr
     row->target = y >= 0 && row->grad.has_target ? y : -1;
 }
 
-/* Columns [c, end) of a row, whole pieces and at most kColumns: all of a thread's pieces are on their way before
- * the first is stored, because in place the compiler may not move a load across a store. */
+/* Columns [c, end) of a row, whole pieces and at most kColumns: all of a thread's pieces are on their way
+ * before the first is stored, because in place the compiler may not move a load across a store. */
 template <typename E, bool kPlain, ce_way kWay>
-static __device__ inline void by_pieces(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, char *to,
-                                        int64_t c, int64_t end) {
+static __device__ inline void by_pieces(const lli_cuda_ce *args, const ce_grad_row *row, const E *from,
+                                        char *to, int64_t c, int64_t end) {
     enum { kCount = piece_of<E>::kCount, kPieces = kColumns / (kThreads * kCount) };
     const float *class_weight = args->row.call.class_weight;
     const int32_t dtype = args->grad.dtype;
@@ -36,8 +36,8 @@ static __device__ inline void by_pieces(const lli_cuda_ce *args, const ce_grad_r
     for (int p = 0; p < kPieces; p++) {
         const int64_t at = c + p * kThreads * kCount;
         if (at >= end) break;
-        ce_dz_piece<E, kPlain, kWay>(&args->row.transform, row, pieces[p], class_weight ? class_weight + at : NULL,
-                                     dtype, to + at * bytes);
+        ce_dz_piece<E, kPlain, kWay>(&args->row.transform, row, pieces[p],
+                                     class_weight ? class_weight + at : NULL, dtype, to + at * bytes);
         if (kWay != CE_DEAD && row->target >= at && row->target < at + kCount) {
             float z[kCount], raw = 0.0f;
             piece_of<E>::widen(pieces[p], z);
@@ -50,8 +50,8 @@ static __device__ inline void by_pieces(const lli_cuda_ce *args, const ce_grad_r
 
 /* Columns [c, end) one by one, neighbouring threads neighbouring columns. */
 template <typename E, bool kPlain, ce_way kWay>
-static __device__ inline void by_columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, char *to,
-                                         int64_t c, int64_t end) {
+static __device__ inline void by_columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from,
+                                         char *to, int64_t c, int64_t end) {
     const float *class_weight = args->row.call.class_weight;
     const int32_t dtype = args->grad.dtype;
     for (c += threadIdx.x; c < end; c += kThreads) {
@@ -60,14 +60,15 @@ static __device__ inline void by_columns(const lli_cuda_ce *args, const ce_grad_
         float dz;
         ce_dz_columns<kPlain, kWay, 1>(&args->row.transform, row, &z, &cw, &dz);
         put_element(to, dtype, c, dz);
-        if (kWay != CE_DEAD && c == row->target) ce_dz_column(&args->row.transform, row, z, cw, true, dtype, to, c);
+        if (kWay != CE_DEAD && c == row->target)
+            ce_dz_column(&args->row.transform, row, z, cw, true, dtype, to, c);
     }
 }
 
 /* Columns [c, end). The target is written over what its own thread has written there. */
 template <typename E, bool kPlain, ce_way kWay>
-static __device__ inline void columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from, char *to,
-                                      int64_t c, int64_t end, bool aligned) {
+static __device__ inline void columns(const lli_cuda_ce *args, const ce_grad_row *row, const E *from,
+                                      char *to, int64_t c, int64_t end, bool aligned) {
     if (aligned && end > c) {
         const int64_t odd = c + (end - c) / piece_of<E>::kCount * piece_of<E>::kCount;
         by_pieces<E, kPlain, kWay>(args, row, from, to, c, odd);
@@ -77,7 +78,7 @@ static __device__ inline void columns(const lli_cuda_ce *args, const ce_grad_row
 }
 
 template <typename E, bool kPlain>
-static __global__ void __launch_bounds__(kThreads)
+static __global__ void __launch_bounds__(kThreads, 4)
     dz(const __grid_constant__ lli_cuda_ce args, const int32_t aligned) {
     __shared__ ce_grad_row shared;
     const int64_t i = args.row.first + blockIdx.x, c = (int64_t)blockIdx.y * kColumns;
@@ -87,13 +88,21 @@ static __global__ void __launch_bounds__(kThreads)
     const E *from = (const E *)args.logits.data + i * args.logits.row_stride;
     char *to = (char *)args.grad.data + i * args.grad.row_stride * out_bytes;
     if (threadIdx.x == 0) load_row(&args, i, &shared);
-    __syncthreads(); /* the row's coefficients */
+    __syncthreads();                /* the row's coefficients */
     const ce_grad_row row = shared; /* in registers */
     switch (way_of(&row)) {
-    case CE_DEAD: columns<E, kPlain, CE_DEAD>(&args, &row, from, to, c, end, aligned); break;
-    case CE_PLAIN: columns<E, kPlain, CE_PLAIN>(&args, &row, from, to, c, end, aligned); break;
-    case CE_GAMMA: columns<E, kPlain, CE_GAMMA>(&args, &row, from, to, c, end, aligned); break;
-    case CE_WIDE: columns<E, kPlain, CE_WIDE>(&args, &row, from, to, c, end, aligned); break;
+    case CE_DEAD:
+        columns<E, kPlain, CE_DEAD>(&args, &row, from, to, c, end, aligned);
+        break;
+    case CE_PLAIN:
+        columns<E, kPlain, CE_PLAIN>(&args, &row, from, to, c, end, aligned);
+        break;
+    case CE_GAMMA:
+        columns<E, kPlain, CE_GAMMA>(&args, &row, from, to, c, end, aligned);
+        break;
+    case CE_WIDE:
+        columns<E, kPlain, CE_WIDE>(&args, &row, from, to, c, end, aligned);
+        break;
     }
     for (int64_t v = (c > args.v ? c : args.v) + threadIdx.x; v < stop; v += kThreads) { /* padding */
         put_element(to, args.grad.dtype, v, 0.0f);

@@ -5,8 +5,8 @@
  *              where log-probabilities will be
  *   logp       a thread a row and position, once rows have their lse: min(0, z - lse)
  *
- * The top: each thread holds the best of its columns; in every round the block takes the best of all, and only
- * the thread it came from looks through its columns again. */
+ * The top: each thread holds the best of its columns; in every round the block takes the best of all, and
+ * only the thread it came from looks through its columns again. */
 #include "cuda/ce.h"
 #include "cuda/ce_tile.cuh"
 #include "cuda/lanes.cuh"
@@ -152,9 +152,10 @@ extern "C" int lli_cuda_ce_ids_launch(const lli_cuda_ce_ids *args, cudaStream_t 
 }
 
 extern "C" int lli_cuda_ce_logp_launch(const lli_cuda_ce_ids *args, cudaStream_t stream) {
-    const int64_t n_ids = args->ids.data ? args->ids.cols : 0, each = n_ids > args->n_top ? n_ids : args->n_top;
-    return launch(logp, dim3((unsigned)blocks_for(args->n_tokens * each, kThreads)), dim3(kThreads), 0, stream,
-                  *args);
+    const int64_t n_ids = args->ids.data ? args->ids.cols : 0,
+                  each = n_ids > args->n_top ? n_ids : args->n_top;
+    return launch(logp, dim3((unsigned)blocks_for(args->n_tokens * each, kThreads)), dim3(kThreads), 0,
+                  stream, *args);
 }
 
 extern "C" int lli_cuda_load_ce_ids(void) {

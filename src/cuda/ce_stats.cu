@@ -1,5 +1,5 @@
-/* Statistics of given logits for rows that ce_rows.cu does not take: off 16 bytes, too long for the chip, or on a
- * device without clusters. The same tiles by the same arithmetic (ce_tile.cuh), so the same bits.
+/* Statistics of given logits for rows that ce_rows.cu does not take: off 16 bytes, too long for the chip, or
+ * on a device without clusters. The same tiles by the same arithmetic (ce_tile.cuh), so the same bits.
  *
  *   a block       a part of a row: every gridDim.y-th step of kWarps stages
  *   a warp        a stage of 2048 columns: element by element, neighbouring lanes neighbouring columns, into
@@ -62,8 +62,8 @@ static __device__ void note_max(const float *z, float zmax, int64_t column, lane
 
 /* The lane's tile, whose first column is `column`. */
 template <bool kEntropy>
-static __device__ inline void gather_tile(const lli_cuda_ce *args, int64_t r, int64_t y, int64_t column, float *z,
-                                          lli_cuda_row *out, lane_state *state) {
+static __device__ inline void gather_tile(const lli_cuda_ce *args, int64_t r, int64_t y, int64_t column,
+                                          float *z, lli_cuda_row *out, lane_state *state) {
     const lli_cuda_finish *row = &args->row;
     const int64_t left = args->v - column;
     const int n = left < kTileCols ? (int)left : kTileCols;

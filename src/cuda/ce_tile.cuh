@@ -7,10 +7,9 @@
  * special function unit costs one and errs by 2^-22 of p. The rounding to the grid is exact all the same, by
  * additions alone, which leave the unit's slot to ex2:
  *
- *   t = p + 1           bits(t) - bits(1) = h, p to the grid 2^-23        p <= 1, so t stays below 2^1 2^-23 steps
- *   r = p - (t - 1)     exact, |r| <= 2^-24
- *   w = r + 1.5 2^-7    bits(w) - bits(1.5 2^-7) = l, r to the grid 2^-30
- *   rint(2^30 p) = 2^7 h + l
+ *   t = p + 1           bits(t) - bits(1) = h, p to the grid 2^-23        p <= 1, so t stays below 2^1 2^-23
+ * steps r = p - (t - 1)     exact, |r| <= 2^-24 w = r + 1.5 2^-7    bits(w) - bits(1.5 2^-7) = l, r to the
+ * grid 2^-30 rint(2^30 p) = 2^7 h + l
  *
  * Sums of bits over 64 columns wrap around in 32 bits, and so do the 64 constants that are taken off.
  *
@@ -203,8 +202,8 @@ template <int kGroup, typename Load> static __device__ inline float tile_max(Loa
     return m;
 }
 
-/* The target's tile with and without the target (position `at`), two columns a lane of one warp; z: the lane's
- * columns 2 lane and 2 lane + 1. Every lane gets the results. */
+/* The target's tile with and without the target (position `at`), two columns a lane of one warp; z: the
+ * lane's columns 2 lane and 2 lane + 1. Every lane gets the results. */
 template <bool kEntropy>
 static __device__ inline void warp_tile(const float *z, int at, int lane, lli_softmax *row) {
     lli_softmax_clear(row);
@@ -226,16 +225,17 @@ static __device__ inline void warp_tile(const float *z, int at, int lane, lli_so
     tile_bits bits = {0, 0, 0, 0};
     add_column<kEntropy>(two[0], -k, &bits);
     add_column<kEntropy>(two[1], -k, &bits);
-    const int64_t s = grid_sum(__reduce_add_sync(0xffffffffu, bits.s_high),
-                               __reduce_add_sync(0xffffffffu, bits.s_low));
+    const int64_t s =
+        grid_sum(__reduce_add_sync(0xffffffffu, bits.s_high), __reduce_add_sync(0xffffffffu, bits.s_low));
     const int64_t u = kEntropy ? grid_sum(__reduce_add_sync(0xffffffffu, bits.u_high),
                                           __reduce_add_sync(0xffffffffu, bits.u_low))
                                : 0;
     lli_softmax_add(row, (int32_t)k, s, u);
 }
 
-/* sum += sum_v cw[v] z_v on a grid of 2^-30 of the tile's largest magnitude, columns from n on left out; cw = 0
- * takes a column out. class_weight: of the tile's columns, or NULL. `load` gives groups in ascending order. */
+/* sum += sum_v cw[v] z_v on a grid of 2^-30 of the tile's largest magnitude, columns from n on left out; cw =
+ * 0 takes a column out. class_weight: of the tile's columns, or NULL. `load` gives groups in ascending order.
+ */
 template <int kGroup, typename Load>
 static __device__ void tile_soft_sum(Load load, const float *class_weight, int n, lli_exact *sum) {
     float largest = 0.0f;
@@ -245,7 +245,10 @@ static __device__ void tile_soft_sum(Load load, const float *class_weight, int n
         load(q, z);
         for (int i = 0; i < kGroup; i++) {
             const int v = q * kGroup + i;
-            const float cw = v >= n ? 0.0f : class_weight ? class_weight[v] : 1.0f, x = cw == 0.0f ? 0.0f : cw * z[i];
+            const float cw = v >= n         ? 0.0f
+                             : class_weight ? class_weight[v]
+                                            : 1.0f,
+                        x = cw == 0.0f ? 0.0f : cw * z[i];
             special = special || !(fabsf(x) < INFINITY);
             largest = largest > fabsf(x) ? largest : fabsf(x);
         }
@@ -262,7 +265,10 @@ static __device__ void tile_soft_sum(Load load, const float *class_weight, int n
         load(q, z);
         for (int i = 0; i < kGroup; i++) {
             const int v = q * kGroup + i;
-            const float cw = v >= n ? 0.0f : class_weight ? class_weight[v] : 1.0f, x = cw == 0.0f ? 0.0f : cw * z[i];
+            const float cw = v >= n         ? 0.0f
+                             : class_weight ? class_weight[v]
+                                            : 1.0f,
+                        x = cw == 0.0f ? 0.0f : cw * z[i];
             if (special) {
                 if (!(fabsf(x) < INFINITY)) exact_add_parts(sum, lli_exact_split_f32(x));
             } else {
@@ -276,14 +282,17 @@ static __device__ void tile_soft_sum(Load load, const float *class_weight, int n
 /* ---- A gradient --------------------------------------------------------------------------------- */
 
 /* What a row's columns need. */
-typedef struct ce_grad_row {
+typedef struct __align__(16) ce_grad_row {
     lli_row_grad grad;
-    int64_t target; /* column; negative: none has the target's own gradient */
-    int32_t dead;
-} ce_grad_row;
+    int64_t target; /* column; negative, also less any block's first: none has the target's own gradient */
+    int32_t dead, reserved;
+}
+ce_grad_row;
+enum { kNoTarget = -1 };
 
 /* Softcap and temperature. A call, because loops over columns would grow tenfold with it in line. */
-static __device__ __noinline__ float transformed(const lli_cuda_transform *transform, float raw, float *slope) {
+static __device__ __noinline__ float transformed(const lli_cuda_transform *transform, float raw,
+                                                 float *slope) {
     return logit_of(transform, raw, slope);
 }
 
@@ -301,8 +310,8 @@ static __device__ __noinline__ float ce_dz_wide(const lli_cuda_transform *transf
     return to_raw(transform, lli_row_dz_wide(grad, z, cw), slope);
 }
 
-/* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T, of a raw logit. Without branches: neighbouring columns
- * then run into one another. */
+/* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T, of a raw logit. Without branches: neighbouring
+ * columns then run into one another. */
 template <bool kPlain, bool kGamma>
 static __device__ inline float ce_dz(const lli_cuda_transform *transform, const lli_row_grad *grad, float raw,
                                      float cw) {
@@ -350,11 +359,11 @@ static __device__ inline void ce_dz_columns(const lli_cuda_transform *transform,
     }
 }
 
-/* 16 bytes of logits into as many elements of the gradient at `to`, on 16 bytes, of f32 or of the logits' type.
- * class_weight: of the columns, or NULL. */
+/* 16 bytes of logits into as many elements of the gradient at `to`, on 16 bytes, of f32 or of the logits'
+ * type. class_weight: of the columns, or NULL. */
 template <typename E, bool kPlain, ce_way kWay>
-static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, const ce_grad_row *row, uint4 piece,
-                                          const float *class_weight, int32_t dtype, void *to) {
+static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, const ce_grad_row *row,
+                                          uint4 piece, const float *class_weight, int32_t dtype, void *to) {
     enum { kCount = piece_of<E>::kCount };
     float z[kCount], cw[kCount], dz[kCount];
     piece_of<E>::widen(piece, z);
@@ -375,8 +384,8 @@ static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, c
 
 /* One column, the target or not. */
 static __device__ __noinline__ void ce_dz_column(const lli_cuda_transform *transform, const ce_grad_row *row,
-                                                 float z, float class_weight, bool target, int32_t dtype, void *to,
-                                                 int64_t c) {
+                                                 float z, float class_weight, bool target, int32_t dtype,
+                                                 void *to, int64_t c) {
     float dz = 0.0f;
     if (row->dead) {
         /* ignored, or no upstream reaches it */

@@ -27,7 +27,8 @@ static __device__ lli_loss_terms terms_of(const lli_cuda_finish *args, int64_t y
     return terms;
 }
 
-/* lse: of the whole row and of the row without its target; z: the target's logit; soft_sum: sum_v cw[v] z_v. */
+/* lse: of the whole row and of the row without its target; z: the target's logit; soft_sum: sum_v cw[v] z_v.
+ */
 static __device__ lli_row_result result_of(const lli_cuda_finish *args, double lse, double lse_rest,
                                            double entropy, float z, double class_total, double soft_sum) {
     lli_row_result result = {.lse = lse};

@@ -6,8 +6,8 @@
 
 static __device__ const unsigned kAllLanes = 0xffffffffu;
 
-/* 0 <= value < 2^(20 kPieces). Sums of 20 bits, because the warp's adder takes 32 and is one instruction, where
- * shuffles would be ten and as many additions. */
+/* 0 <= value < 2^(20 kPieces). Sums of 20 bits, because the warp's adder takes 32 and is one instruction,
+ * where shuffles would be ten and as many additions. */
 template <int kPieces = 3> static __device__ inline int64_t sum_lanes(int64_t value) {
     int64_t sum = 0;
 #pragma unroll
