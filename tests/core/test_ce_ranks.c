@@ -250,10 +250,100 @@ static void errors_are_everybodys(void **state) {
     ce_operands_destroy(&operands);
 }
 
+/* B13, B71: flat logits, every target, cuts that meet no tile. */
+static void flat_logits_over_two_ranks(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t first; /* columns of rank 0 */
+        double nll;
+    } flat[] = {
+        {"ce:f32:n200:v200:scale0", 100, 5.298317367},
+        {"ce:bf16:n3:v131074:scale0", 65537, 11.783517257},
+        {"ce:f32:n5:v5:scale0", 3, 1.609437912},
+    };
+    static struct group_rank ranks[kRanksMax];
+    for (int f = 0; f < 3; ++f) {
+        struct problem problem;
+        struct ce_operands operands;
+        struct ce_results gradient;
+        assert_null(problem_parse(flat[f].text, &problem));
+        assert_true(ce_operands_create(&problem, &operands));
+        assert_true(ce_results_create(&problem, &operands, &gradient));
+        for (int64_t i = 0; i < problem.n_tokens; ++i) {
+            ((int64_t *)operands.args.target.data)[i] = problem.n_tokens == 3 ? 65536 + i - 1 : i;
+        }
+        const struct rank_cut cut = {
+            .n = 2, .begin = {0, flat[f].first}, .count = {flat[f].first, problem.v_total - flat[f].first}};
+        const struct group_run run = {&problem, &operands, &cut, gradient.grad_logits, true, false, -1, -1};
+        run_ranks(&run, ranks);
+        for (int32_t r = 0; r < 2; ++r) {
+            assert_int_equal(ranks[r].status, LL_STATUS_OK);
+            for (int64_t i = 0; i < problem.n_tokens; ++i) {
+                assert_true(fabs((double)ranks[r].results.nll[i] - flat[f].nll) < 2e-6);
+            }
+            ce_results_destroy(&ranks[r].results);
+        }
+        ce_results_destroy(&gradient);
+        ce_operands_destroy(&operands);
+    }
+}
+
+/* B41, B67, B68: every rank's columns have their gradient, whoever owns the target; smoothing is over the
+ * whole vocabulary on every rank. */
+static void hand_values_over_two_ranks(void **state) {
+    (void)state;
+    static const double dz[] = {2.903824, -0.261433, -0.710648, -1.931743};
+    static struct group_rank ranks[kRanksMax];
+    struct problem problem;
+    struct ce_operands operands;
+    struct ce_results gradient;
+    float up = -3.0f;
+    assert_null(problem_parse("ce:f32:n1:v4:noloss", &problem));
+    assert_true(ce_operands_create(&problem, &operands));
+    assert_true(ce_results_create(&problem, &operands, &gradient));
+    for (int v = 0; v < 4; ++v) ((float *)operands.args.logits.data)[v] = (float)(v + 1);
+    *(int64_t *)operands.args.target.data = 0;
+    operands.args.up_nll = &up;
+    const struct rank_cut cut = {.n = 2, .begin = {0, 2}, .count = {2, 2}};
+    const struct group_run run = {&problem, &operands, &cut, gradient.grad_logits, true, false, -1, -1};
+    run_ranks(&run, ranks);
+    for (int32_t r = 0; r < 2; ++r) {
+        assert_int_equal(ranks[r].status, LL_STATUS_OK);
+        assert_true(fabs((double)ranks[r].results.nll[0] - 3.440190) < 2e-6);
+        ce_results_destroy(&ranks[r].results);
+    }
+    for (int v = 0; v < 4; ++v) {
+        assert_true(fabs((double)((float *)gradient.grad_logits.data)[v] - dz[v]) < 5e-6);
+    }
+    ce_results_destroy(&gradient);
+    ce_operands_destroy(&operands);
+
+    assert_null(problem_parse("ce:f32:n1:v8:ls0.1", &problem));
+    assert_true(ce_operands_create(&problem, &operands));
+    assert_true(ce_results_create(&problem, &operands, &gradient));
+    for (int v = 0; v < 8; ++v) ((float *)operands.args.logits.data)[v] = v ? 0.0f : 2.0f;
+    *(int64_t *)operands.args.target.data = 0;
+    for (int others = 0; others < 2; ++others) {
+        const struct rank_cut halves = {.n = 2, .begin = {0, 4}, .count = {4, 4}};
+        const struct group_run smoothed = {&problem, &operands, &halves, gradient.grad_logits,
+                                           true,     false,     -1,      -1};
+        problem.loss.smoothing_rule = others ? LL_SMOOTHING_OTHERS : LL_SMOOTHING_ALL;
+        run_ranks(&smoothed, ranks);
+        for (int32_t r = 0; r < 2; ++r) {
+            assert_int_equal(ranks[r].status, LL_STATUS_OK);
+            assert_true(fabs((double)ranks[r].results.loss[0] - (others ? 0.866468 : 0.841468)) < 2e-6);
+            ce_results_destroy(&ranks[r].results);
+        }
+    }
+    ce_results_destroy(&gradient);
+    ce_operands_destroy(&operands);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cuts_have_the_bits_of_one_rank),
-        cmocka_unit_test(operations_are_few),
+        cmocka_unit_test(cuts_have_the_bits_of_one_rank), cmocka_unit_test(flat_logits_over_two_ranks),
+        cmocka_unit_test(hand_values_over_two_ranks),     cmocka_unit_test(operations_are_few),
         cmocka_unit_test(errors_are_everybodys),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
