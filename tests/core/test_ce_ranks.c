@@ -213,8 +213,8 @@ static void operations_are_few(void **state) {
     for (int32_t r = 0; r < 3; ++r) {
         assert_int_equal(ranks[r].status, LL_STATUS_OK);
         assert_true(ranks[r].results.loss[0] == ranks[0].results.loss[0] && ranks[0].results.loss[0] > 0.0f);
-        ce_results_destroy(&ranks[r].results);
     }
+    for (int32_t r = 0; r < 3; ++r) ce_results_destroy(&ranks[r].results);
     ce_results_destroy(&gradient);
     ce_operands_destroy(&operands);
 }
