@@ -50,6 +50,11 @@ static ll_ce_args args_of(struct group_rank *rank, ll_pass pass) {
     ll_ce_args args = ce_problem_args(run->problem, run->operands, &rank->results, pass);
     args.logits = columns(&args.logits, begin, count);
     if (pass != LL_PASS_FORWARD) args.grad_logits = columns(&run->grad, begin, count);
+    if (count == 0) { /* a rank without columns need not have memory for them */
+        args.logits.data = args.grad_logits.data = NULL;
+        args.logits.row_stride = 0;
+        if (pass != LL_PASS_FORWARD) args.grad_logits.row_stride = 0;
+    }
     if (run->quiet == rank->rank && pass == LL_PASS_FORWARD) {
         args.nll = args.lse = args.lse_lo = args.entropy = args.z_loss = NULL;
         args.argmax = NULL;
