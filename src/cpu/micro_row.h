@@ -65,7 +65,7 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
     }
     float k = lli_softmax_anchor(zmax);
     vf minus_k = v_set(-k), floor_d = v_set(-64.0f);
-    int64_t s = 0, u = 0;
+    vw s = vw_zero(), u = vw_zero();
     /* Two terms of at most 2^30 each stay inside 32 unsigned bits; four equal maxima would not. */
     for (int64_t i = 0; i < kTileVectors; i += 2) {
         vi s2 = vi_zero(), u2 = vi_zero();
@@ -77,10 +77,10 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
             s2 = vi_add(s2, v_to_int(p));
             if (want_entropy) u2 = vi_add(u2, v_to_int(v_mul(p, v_sub(v_set(0.0f), d))));
         }
-        s += vi_sum_unsigned(s2);
-        if (want_entropy) u += vi_sum_unsigned(u2);
+        s = vw_add_unsigned(s, s2);
+        if (want_entropy) u = vw_add_unsigned(u, u2);
     }
-    lli_softmax_add(row, (int32_t)k, s, u);
+    lli_softmax_add_tile(row, (int32_t)k, vw_sum(s), want_entropy ? vw_sum(u) : 0);
 }
 
 /* Largest logit of a tile; NaN if one is NaN. */
@@ -136,12 +136,19 @@ LLI_INLINE void logits(const lli_transform *transform, const float *raw, const f
 LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
                          const int want_entropy, lli_row_sums *sums, lli_row_target *target,
                          lli_exact *soft_sum) {
+    const int plain = !stretch->bias && transform->softcap == 0.0f && transform->temperature == 1.0f;
     for (int64_t first = 0; first < stretch->n_cols; first += kTileCols) {
-        float z[kTileCols];
+        float buffer[kTileCols];
+        const float *z = buffer;
         const int64_t n = stretch->n_cols - first < kTileCols ? stretch->n_cols - first : kTileCols;
-        logits(transform, stretch->raw + first, stretch->bias ? stretch->bias + first : NULL, z);
-        for (int64_t v = n; v < kTileCols; v++) z[v] = -INFINITY;
-        const int64_t column = stretch->column + first;
+        const int64_t column = stretch->column + first, at = stretch->target - column;
+        const int has_target = at >= 0 && at < kTileCols;
+        if (plain && n == kTileCols && !has_target) {
+            z = stretch->raw + first; /* logits as they lie */
+        } else {
+            logits(transform, stretch->raw + first, stretch->bias ? stretch->bias + first : NULL, buffer);
+            for (int64_t v = n; v < kTileCols; v++) buffer[v] = -INFINITY;
+        }
         float zmax = tile_max(z);
         /* The strict > keeps the lowest column within a thread's ascending order. */
         if ((want & LLI_WANT_ARGMAX) && (zmax > sums->max || sums->argmax < 0) && zmax == zmax) {
@@ -153,8 +160,7 @@ LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stre
         if (want & LLI_WANT_SOFT_SUM) {
             tile_soft_sum(z, stretch->class_weight ? stretch->class_weight + first : NULL, n, soft_sum);
         }
-        const int64_t at = stretch->target - column;
-        if (at < 0 || at >= kTileCols) {
+        if (!has_target) {
             tile_sums(z, zmax, want_entropy, &sums->others);
             continue;
         }
@@ -163,7 +169,7 @@ LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stre
         target->mine = 1;
         target->z = z[at];
         tile_sums(z, zmax, want_entropy, &target->whole);
-        z[at] = -INFINITY;
+        buffer[at] = -INFINITY;
         tile_sums(z, tile_max(z), 0, &target->rest);
     }
 }

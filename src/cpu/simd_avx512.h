@@ -108,9 +108,16 @@ static inline vi vi_zero(void) {
 static inline vi vi_add(vi a, vi b) {
     return _mm512_add_epi32(a, b);
 }
-static inline int64_t vi_sum_unsigned(vi a) {
-    return _mm512_reduce_add_epi64(
-        _mm512_add_epi64(_mm512_and_si512(a, _mm512_set1_epi64(0xffffffff)), _mm512_srli_epi64(a, 32)));
+typedef __m512i vw;
+static inline vw vw_zero(void) {
+    return _mm512_setzero_si512();
+}
+static inline vw vw_add_unsigned(vw sum, vi a) {
+    const vw even = _mm512_and_si512(a, _mm512_set1_epi64(0xffffffff)), odd = _mm512_srli_epi64(a, 32);
+    return _mm512_add_epi64(_mm512_add_epi64(sum, even), odd);
+}
+static inline int64_t vw_sum(vw sum) {
+    return _mm512_reduce_add_epi64(sum);
 }
 static inline int64_t vi_sum_signed(vi a) {
     return _mm512_reduce_add_epi64(

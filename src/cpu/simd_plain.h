@@ -163,9 +163,16 @@ static inline vi vi_add(vi a, vi b) {
     LLI_LANES a.x[l] += b.x[l];
     return a;
 }
-static inline int64_t vi_sum_unsigned(vi a) {
-    int64_t sum = 0;
+/* Lanes of 32 unsigned bits added up in 64. */
+typedef int64_t vw;
+static inline vw vw_zero(void) {
+    return 0;
+}
+static inline vw vw_add_unsigned(vw sum, vi a) {
     LLI_LANES sum += a.x[l];
+    return sum;
+}
+static inline int64_t vw_sum(vw sum) {
     return sum;
 }
 static inline int64_t vi_sum_signed(vi a) {
