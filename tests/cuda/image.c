@@ -112,10 +112,14 @@ static void put_view(struct image *image, ll_view *view, bool out) {
     if (view->data) view->data = put(image, view->data, view_bytes(view), out);
 }
 
-static void lay_out(const ll_linear_ce_args *host, int64_t v_total, bool loss_by_token, struct image *image) {
-    image->args = *host;
+static void start(struct image *image) {
     image->n_pieces = 0;
     image->bytes = 0;
+}
+
+static void lay_out(const ll_linear_ce_args *host, int64_t v_total, bool loss_by_token, struct image *image) {
+    start(image);
+    image->args = *host;
     ll_linear_ce_args *a = &image->args;
     const size_t n = (size_t)(host->x.rows > 0 ? host->x.rows : 0), f = sizeof(float);
     const size_t n_loss = loss_by_token ? n : 1;
@@ -144,6 +148,43 @@ static void lay_out(const ll_linear_ce_args *host, int64_t v_total, bool loss_by
     a->bad_targets = put(image, host->bad_targets, sizeof(int64_t), true);
 }
 
+static void lay_out_ce(const ll_ce_args *host, int64_t v_total, int32_t n_top, bool loss_by_token,
+                       struct image *image) {
+    start(image);
+    image->ce = *host;
+    ll_ce_args *a = &image->ce;
+    const size_t n = (size_t)(host->logits.rows > 0 ? host->logits.rows : 0), f = sizeof(float);
+    const size_t n_loss = loss_by_token ? n : 1, n_ids = n * (size_t)host->ids.cols, n_tops = n * (size_t)n_top;
+    put_view(image, &a->logits, host->in_place);
+    put_view(image, &a->target, false);
+    a->class_weight = put(image, host->class_weight, (size_t)v_total * f, false);
+    a->token_weight = put(image, host->token_weight, n * f, false);
+    a->divisor = put(image, host->divisor, sizeof(double), false);
+    a->loss = put(image, host->loss, n_loss * f, true);
+    a->nll = put(image, host->nll, n * f, true);
+    a->lse = put(image, host->lse, n * f, true);
+    a->lse_lo = put(image, host->lse_lo, n * f, true);
+    a->entropy = put(image, host->entropy, n * f, true);
+    a->z_loss = put(image, host->z_loss, n * f, true);
+    a->argmax = put(image, host->argmax, n * sizeof(int64_t), true);
+    a->sums = put(image, host->sums, sizeof(ll_sums), true);
+    a->up_loss = put(image, host->up_loss, n_loss * f, false);
+    a->up_nll = put(image, host->up_nll, n * f, false);
+    a->up_lse = put(image, host->up_lse, n * f, false);
+    a->up_entropy = put(image, host->up_entropy, n * f, false);
+    if (host->in_place) {
+        a->grad_logits.data = a->logits.data;
+    } else {
+        put_view(image, &a->grad_logits, true);
+    }
+    put_view(image, &a->ids, false);
+    a->id_logp = put(image, host->id_logp, n_ids * f, true);
+    a->id_rank = put(image, host->id_rank, n_ids * sizeof(int64_t), true);
+    a->top_ids = put(image, host->top_ids, n_tops * sizeof(int64_t), true);
+    a->top_logp = put(image, host->top_logp, n_tops * f, true);
+    a->bad_targets = put(image, host->bad_targets, sizeof(int64_t), true);
+}
+
 void image_refresh(struct image *image) {
     memset(image->staging, kByte, image->bytes);
     for (int i = 0; i < image->n_pieces; i++) {
@@ -153,21 +194,41 @@ void image_refresh(struct image *image) {
     device_write(image->slab, image->staging, image->bytes);
 }
 
+static bool take_slab(struct image *image) {
+    image->slab = device_take(image->bytes);
+    image->staging = malloc(image->bytes);
+    return image->slab && image->staging;
+}
+
+static bool take_workspace(struct image *image, const void *host, size_t bytes) {
+    image->args.workspace_bytes = bytes;
+    if (!host) return true;
+    image->workspace = device_take(bytes + kGuard);
+    if (!image->workspace) return false;
+    device_fill(image->workspace, 0xff, bytes); /* its contents must not matter */
+    device_fill(image->workspace + bytes, kByte, kGuard);
+    image->args.workspace = image->workspace;
+    image->ce.workspace = image->workspace;
+    return true;
+}
+
 bool image_create(const ll_linear_ce_args *host, int64_t v_total, bool loss_by_token, struct image *image) {
     *image = (struct image){0};
     lay_out(host, v_total, loss_by_token, image); /* to count */
-    image->slab = device_take(image->bytes);
-    image->staging = malloc(image->bytes);
-    if (!image->slab || !image->staging) return false;
+    if (!take_slab(image)) return false;
     lay_out(host, v_total, loss_by_token, image);
     image_refresh(image);
-    if (!host->workspace) return true;
-    image->workspace = device_take(host->workspace_bytes + kGuard);
-    if (!image->workspace) return false;
-    device_fill(image->workspace, 0xff, host->workspace_bytes); /* its contents must not matter */
-    device_fill(image->workspace + host->workspace_bytes, kByte, kGuard);
-    image->args.workspace = image->workspace;
-    return true;
+    return take_workspace(image, host->workspace, host->workspace_bytes);
+}
+
+bool image_create_ce(const ll_ce_args *host, int64_t v_total, int32_t n_top, bool loss_by_token,
+                     struct image *image) {
+    *image = (struct image){0};
+    lay_out_ce(host, v_total, n_top, loss_by_token, image); /* to count */
+    if (!take_slab(image)) return false;
+    lay_out_ce(host, v_total, n_top, loss_by_token, image);
+    image_refresh(image);
+    return take_workspace(image, host->workspace, host->workspace_bytes);
 }
 
 static bool all_guard(const char *bytes, size_t n) {

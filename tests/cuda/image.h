@@ -16,7 +16,8 @@ struct image_piece {
 };
 
 struct image {
-    ll_linear_ce_args args; /* the call's, with device pointers */
+    ll_linear_ce_args args; /* the call's, with device pointers; of ce, its workspace alone */
+    ll_ce_args ce;          /* of ce */
     struct image_piece pieces[kImagePieces];
     int n_pieces;
     char *slab, *staging, *workspace; /* on the device, its copy on the host, on the device */
@@ -27,6 +28,9 @@ struct image {
  * this reduction; outputs too, since gaps between rows are part of them. False if the device is out of
  * memory. */
 bool image_create(const ll_linear_ce_args *host, int64_t v_total, bool loss_by_token, struct image *image);
+/* The same of a call of ce. `state` stays the host's. */
+bool image_create_ce(const ll_ce_args *host, int64_t v_total, int32_t n_top, bool loss_by_token,
+                     struct image *image);
 /* Copies the host's memory over again. */
 void image_refresh(struct image *image);
 /* Waits, then copies results back. False if guard bytes changed, or CUDA reports a fault (printed). */
