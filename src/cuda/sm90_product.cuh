@@ -1,0 +1,182 @@
+/* The product x w^T of a block of tokens and a block of columns on Hopper: copy engine, mbarriers, wgmma.
+ *
+ *   cluster       two blocks, one above the other: 2 x 128 rows of x, the same kCols rows of w. Each loads its
+ *                 own rows of x and half of w's, the half into both blocks' shared memory
+ *   warpgroup 0   one thread of it asks for the loads (24 registers)
+ *   1 and 2       multiply (240 registers): in turn, a whole tile each (kTurns), so that one's epilogue runs
+ *                 behind the other's products; or 64 rows each of the same tile
+ *
+ * Shared memory is a ring of kStages, each with 64 of k (one 128-byte row of the 128-byte swizzle):
+ *
+ *   a [kStages][128][64]   b [kStages][kCols][64]   full [kStages]   empty [kStages]
+ *
+ *   full[s]    1 arrival and kStageBytes of loads     producer -> the warpgroups that multiply
+ *   empty[s]   an arrival of every warp that read the stage, of both blocks: the peer's half of w lands here
+ *
+ * The tiles of a cluster lie in the ring one behind the other, so data alone keeps the two warpgroups in turn.
+ * A sum is added up in ascending k by one instruction kind, never split: its bits do not depend on the tile,
+ * the grid or the number of tokens. */
+#ifndef LLI_CUDA_SM90_PRODUCT_CUH
+#define LLI_CUDA_SM90_PRODUCT_CUH
+
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+enum {
+    kProductThreads = 384,
+    kProductCluster = 2,
+    kProductRows = 128, /* of a block */
+    kProductDepth = 64, /* of k, a stage */
+    kProducerRegisters = 24,
+    kConsumerRegisters = 240, /* 128 (24 + 2 * 240) = 64512 of 65536 */
+    kWaitLimit = 1 << 26      /* tries, each of which sleeps: a fault traps instead of hanging */
+};
+
+template <int kColsOf, int kStagesOf, bool kTurnsOf> struct product_tile {
+    static constexpr int kCols = kColsOf, kStages = kStagesOf;
+    static constexpr bool kTurns = kTurnsOf;
+    static constexpr int kHalves = kTurns ? 2 : 1; /* products of 64 rows in a warpgroup */
+    static constexpr int kSums = kCols / 2;        /* registers of one */
+    static constexpr int kStageBytes = (kProductRows + kCols) * kProductDepth * 2;
+    static constexpr int kReaders = kProductCluster * (kTurns ? 4 : 8); /* warps */
+};
+
+template <typename Tile> struct product_shared {
+    uint16_t a[Tile::kStages][kProductRows * kProductDepth];
+    uint16_t b[Tile::kStages][Tile::kCols * kProductDepth];
+    uint64_t full[Tile::kStages], empty[Tile::kStages];
+};
+
+/* Tiles of a launch: number t is row block t % row_blocks (of 256 rows) and column block t / row_blocks, so
+ * that the clusters at work at one time share few columns of w, and x stays in the L2 cache. */
+typedef struct product_grid {
+    uint32_t row_blocks, col_blocks, depth_blocks;
+} product_grid;
+
+static __device__ inline uint32_t shared_address(const void *p) {
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+static __device__ inline void product_wait(uint32_t barrier, uint32_t parity) {
+    for (int32_t tries = 0; !ptx_mbarrier_try_wait_parity(barrier, parity); tries++) {
+        if (tries == kWaitLimit) __trap();
+    }
+}
+
+/* Every thread of the cluster comes here before anything else. */
+template <typename Tile> static __device__ inline void product_open(product_shared<Tile> *shared) {
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < Tile::kStages; s++) {
+            ptx_mbarrier_init(shared_address(&shared->full[s]), 1);
+            ptx_mbarrier_init(shared_address(&shared->empty[s]), Tile::kReaders);
+        }
+        ptx_fence_mbarrier_init();
+    }
+    __syncwarp();
+    ptx_barrier_cluster_arrive(); /* the peer's loads and arrivals find initialised barriers */
+    ptx_barrier_cluster_wait();
+}
+
+/* And here at the end: shared memory of a block that has left could still be arrived at. */
+static __device__ inline void product_close(void) {
+    __syncwarp();
+    ptx_barrier_cluster_arrive();
+    ptx_barrier_cluster_wait();
+}
+
+/* Asks for all loads of the cluster's tiles, as stages become free. One thread. */
+template <typename Tile>
+static __device__ inline void product_load(product_shared<Tile> *shared, const CUtensorMap *x,
+                                           const CUtensorMap *w, const product_grid *grid) {
+    constexpr int kHalfCols = Tile::kCols / kProductCluster;
+    const uint32_t rank = ptx_cluster_ctarank(), clusters = gridDim.x / kProductCluster;
+    const uint32_t n_tiles = grid->row_blocks * grid->col_blocks;
+    uint32_t stage = 0, parity = 1; /* nobody has to leave a fresh stage */
+    for (uint32_t t = blockIdx.x / kProductCluster; t < n_tiles; t += clusters) {
+        const int32_t row = (int32_t)((t % grid->row_blocks * kProductCluster + rank) * kProductRows);
+        const int32_t col = (int32_t)(t / grid->row_blocks * Tile::kCols + rank * kHalfCols);
+        for (uint32_t k = 0; k < grid->depth_blocks; k++) {
+            const uint32_t full = shared_address(&shared->full[stage]);
+            product_wait(shared_address(&shared->empty[stage]), parity);
+            ptx_mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
+            ptx_tma_load_2d(shared_address(shared->a[stage]), x, (int32_t)(k * kProductDepth), row, full);
+            ptx_tma_load_2d_multicast(shared_address(shared->b[stage] + rank * kHalfCols * kProductDepth), w,
+                                      (int32_t)(k * kProductDepth), col, full, (1 << kProductCluster) - 1);
+            if (++stage == Tile::kStages) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    }
+}
+
+/* An operand whose rows of 64 elements (128 bytes) lie one behind the other, swizzled by 128 bytes: groups of
+ * 8 rows are 1024 bytes apart. 16 elements further in k is 32 bytes, a descriptor 2 higher. */
+static __device__ inline uint64_t product_descriptor(uint32_t address) {
+    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+static __device__ inline void product_step(float (&acc)[96], uint64_t a, uint64_t b, int32_t add) {
+    ptx_wgmma_m64n192k16_bf16(acc, a, b, add);
+}
+static __device__ inline void product_step(float (&acc)[128], uint64_t a, uint64_t b, int32_t add) {
+    ptx_wgmma_m64n256k16_bf16(acc, a, b, add);
+}
+
+/* Tells both blocks that this warp has read the stage. */
+template <typename Tile>
+static __device__ inline void product_release(product_shared<Tile> *shared, uint32_t stage) {
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane < kProductCluster) {
+        ptx_mbarrier_arrive_cluster(ptx_mapa(shared_address(&shared->empty[stage]), lane));
+    }
+}
+
+/* The sums of the cluster's tile number `tile`, counted from 0; `first_row`: of the warpgroup, in the block's
+ * rows. All 128 threads of a warpgroup. */
+template <typename Tile>
+static __device__ inline void product_multiply(product_shared<Tile> *shared, uint32_t tile,
+                                               uint32_t depth_blocks, uint32_t first_row,
+                                               float (&acc)[Tile::kHalves][Tile::kSums]) {
+    const uint32_t step = tile * depth_blocks;
+    uint32_t stage = step % Tile::kStages, parity = step / Tile::kStages & 1, before = 0;
+    const uint64_t a0 = product_descriptor(shared_address(shared->a[0] + first_row * kProductDepth));
+    const uint64_t b0 = product_descriptor(shared_address(shared->b[0]));
+    for (uint32_t k = 0; k < depth_blocks; k++) {
+        const uint64_t a = a0 + stage * (sizeof shared->a[0] >> 4);
+        const uint64_t b = b0 + stage * (sizeof shared->b[0] >> 4);
+        product_wait(shared_address(&shared->full[stage]), parity);
+        ptx_wgmma_fence();
+#pragma unroll
+        for (int slice = 0; slice < kProductDepth / 16; slice++) {
+#pragma unroll
+            for (int half = 0; half < Tile::kHalves; half++) {
+                product_step(acc[half], a + half * (64 * kProductDepth * 2 >> 4) + 2 * slice, b + 2 * slice,
+                             k > 0 || slice > 0);
+            }
+        }
+        ptx_wgmma_commit_group();
+        ptx_wgmma_wait_group<1>(); /* the stage before has been read: one in flight, one done */
+        if (k > 0) product_release(shared, before);
+        before = stage;
+        if (++stage == Tile::kStages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+    ptx_wgmma_wait_group<0>();
+    product_release(shared, before);
+#pragma unroll
+    for (int half = 0; half < Tile::kHalves; half++) {
+#pragma unroll
+        for (int i = 0; i < Tile::kSums; i++) {
+            /* no use of a sum moves above the wait */
+            asm volatile("" : "+f"(acc[half][i])::"memory");
+        }
+    }
+}
+
+#endif
