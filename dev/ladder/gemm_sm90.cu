@@ -1,8 +1,8 @@
 /* gemm_sm90 [check|time] [--grid N]: the product of src/cuda/sm90_product.cuh by itself, against cuBLASLt.
  *
  *   check   f32 logits, bit for bit, ragged sizes too
- *   time    in turn with cuBLASLt (bf16 out, its first heuristic), medians; ours writes nothing ("sums only"),
- *           because the forward keeps no logits
+ *   time    in turn with cuBLASLt (bf16 out, its first heuristic), medians; ours writes nothing ("sums
+ * only"), because the forward keeps no logits
  *
  * build: nvcc -O3 -std=c++20 -I../../src -gencode=arch=compute_90a,code=sm_90a gemm_sm90.cu -lcublasLt
  * (libcuda is not linked: the one driver function comes by its entry point). */
@@ -31,14 +31,14 @@
 
 typedef struct gemm_args {
     product_grid grid;
-    float *c; /* NULL: nothing is written */
+    float *c;     /* NULL: nothing is written */
     float *never; /* where a sum that does not occur would go: keeps the products alive */
     int32_t m, n;
 } gemm_args;
 
 template <typename Tile>
-static __device__ inline void store(const gemm_args &args, float (&acc)[Tile::kHalves][Tile::kSums], int32_t row0,
-                                    int32_t col0) {
+static __device__ inline void store(const gemm_args &args, float (&acc)[Tile::kHalves][Tile::kSums],
+                                    int32_t row0, int32_t col0) {
     const int32_t lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     const int32_t row = row0 + 16 * warp + lane / 4, col = col0 + 2 * (lane % 4);
     if (args.c) {
@@ -79,11 +79,13 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
         const uint32_t first_row = Tile::kTurns ? 0 : 64 * (group - 1);
         float acc[Tile::kHalves][Tile::kSums];
         uint32_t tile = Tile::kTurns ? group - 1 : 0;
+        product_take_turns<Tile>(group == 2);
         for (uint32_t t = blockIdx.x / kProductCluster + tile * clusters; t < n_tiles;) {
             product_multiply<Tile>(shared, tile, args.grid.depth_blocks, first_row, acc);
-            store<Tile>(args, acc,
-                        (int32_t)((t % args.grid.row_blocks * kProductCluster + rank) * kProductRows + first_row),
-                        (int32_t)(t / args.grid.row_blocks * Tile::kCols));
+            store<Tile>(
+                args, acc,
+                (int32_t)((t % args.grid.row_blocks * kProductCluster + rank) * kProductRows + first_row),
+                (int32_t)(t / args.grid.row_blocks * Tile::kCols));
             tile += Tile::kTurns ? 2 : 1;
             t += (Tile::kTurns ? 2 : 1) * clusters;
         }
@@ -113,8 +115,8 @@ static CUtensorMap map_of(const void *base, int64_t rows, int64_t cols, int64_t 
     const cuuint64_t sizes[2] = {(cuuint64_t)cols, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)ld * 2};
     const cuuint32_t box[2] = {kProductDepth, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     CHECK(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps,
-                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     return map;
 }
 
@@ -124,7 +126,8 @@ template <typename Tile>
 static void run_ours(const void *x, const void *w, float *c, int m, int n, int k, int ld) {
     const size_t bytes = sizeof(product_shared<Tile>);
     static bool ready;
-    if (!ready) CHECK(cudaFuncSetAttribute(gemm<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    if (!ready)
+        CHECK(cudaFuncSetAttribute(gemm<Tile>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     ready = true;
     const CUtensorMap xm = map_of(x, m, k, ld, kProductRows);
     const CUtensorMap wm = map_of(w, n, k, ld, Tile::kCols / kProductCluster);
@@ -178,7 +181,8 @@ static void run_lt(const void *x, const void *w, void *c, int m, int n, int k, i
 
 /* Normal deviates by Box-Muller from a hash of the index. */
 static __global__ void fill(__nv_bfloat16 *data, int64_t count, float scale, uint64_t seed) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x) {
         uint64_t h = (i + 1) * 0x9e3779b97f4a7c15u + seed;
         h = (h ^ h >> 30) * 0xbf58476d1ce4e5b9u;
         h = (h ^ h >> 27) * 0x94d049bb133111ebu;
@@ -196,7 +200,8 @@ static void *take(size_t bytes) {
 
 static __global__ void compare(const uint32_t *a, const uint32_t *b, int64_t count, unsigned long long *out) {
     unsigned long long differ = 0;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
+    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count;
+         i += (int64_t)gridDim.x * blockDim.x) {
         if (a[i] != b[i]) {
             differ++;
             atomicMin(&out[1], (unsigned long long)i);
@@ -206,7 +211,8 @@ static __global__ void compare(const uint32_t *a, const uint32_t *b, int64_t cou
 }
 
 template <typename Tile> static int check(const char *name, int m, int n, int k, int ld) {
-    __nv_bfloat16 *x = (__nv_bfloat16 *)take((size_t)m * ld * 2), *w = (__nv_bfloat16 *)take((size_t)n * ld * 2);
+    __nv_bfloat16 *x = (__nv_bfloat16 *)take((size_t)m * ld * 2),
+                  *w = (__nv_bfloat16 *)take((size_t)n * ld * 2);
     float *ours = (float *)take((size_t)m * n * 4), *theirs = (float *)take((size_t)m * n * 4);
     unsigned long long *out = (unsigned long long *)take(16), host[2];
     fill<<<1024, 256>>>(x, (int64_t)m * ld, 1.0f, 11);
@@ -238,7 +244,8 @@ static double median(std::vector<double> v) {
 }
 
 static void time_all(int m, int n, int k, int rounds) {
-    __nv_bfloat16 *x = (__nv_bfloat16 *)take((size_t)m * k * 2), *w = (__nv_bfloat16 *)take((size_t)n * k * 2);
+    __nv_bfloat16 *x = (__nv_bfloat16 *)take((size_t)m * k * 2),
+                  *w = (__nv_bfloat16 *)take((size_t)n * k * 2);
     void *c = take((size_t)m * n * 2);
     fill<<<1024, 256>>>(x, (int64_t)m * k, 1.0f, 21);
     fill<<<1024, 256>>>(w, (int64_t)n * k, 1.5f / sqrtf((float)k), 22);

@@ -1,10 +1,9 @@
 /* The product x w^T of a block of tokens and a block of columns on Hopper: copy engine, mbarriers, wgmma.
  *
- *   cluster       two blocks, one above the other: 2 x 128 rows of x, the same kCols rows of w. Each loads its
- *                 own rows of x and half of w's, the half into both blocks' shared memory
- *   warpgroup 0   one thread of it asks for the loads (24 registers)
- *   1 and 2       multiply (240 registers): in turn, a whole tile each (kTurns), so that one's epilogue runs
- *                 behind the other's products; or 64 rows each of the same tile
+ *   cluster       two blocks, one above the other: 2 x 128 rows of x, the same kCols rows of w. Each loads
+ * its own rows of x and half of w's, the half into both blocks' shared memory warpgroup 0   one thread of it
+ * asks for the loads (24 registers) 1 and 2       multiply (240 registers): in turn, a whole tile each
+ * (kTurns), so that one's epilogue runs behind the other's products; or 64 rows each of the same tile
  *
  * Shared memory is a ring of kStages, each with 64 of k (one 128-byte row of the 128-byte swizzle):
  *
@@ -13,7 +12,10 @@
  *   full[s]    1 arrival and kStageBytes of loads     producer -> the warpgroups that multiply
  *   empty[s]   an arrival of every warp that read the stage, of both blocks: the peer's half of w lands here
  *
- * The tiles of a cluster lie in the ring one behind the other, so data alone keeps the two warpgroups in turn.
+ *   turn       named barriers, one a warpgroup: it may take its stages, the other has taken all of its own. A
+ *              parity tells only two phases apart, so a warpgroup that looked at a stage two rounds ahead
+ * would take the round before for its own
+ *
  * A sum is added up in ascending k by one instruction kind, never split: its bits do not depend on the tile,
  * the grid or the number of tokens. */
 #ifndef LLI_CUDA_SM90_PRODUCT_CUH
@@ -21,6 +23,7 @@
 
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/named_barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 
@@ -33,6 +36,9 @@ enum {
     kConsumerRegisters = 240, /* 128 (24 + 2 * 240) = 64512 of 65536 */
     kWaitLimit = 1 << 26      /* tries, each of which sleeps: a fault traps instead of hanging */
 };
+
+/* Named barriers; 0 is __syncthreads. */
+enum product_barrier { kFirstsTurn = 1, kSecondsTurn = 2, kTurnThreads = 256 };
 
 template <int kColsOf, int kStagesOf, bool kTurnsOf> struct product_tile {
     static constexpr int kCols = kColsOf, kStages = kStagesOf;
@@ -135,6 +141,11 @@ static __device__ inline void product_release(product_shared<Tile> *shared, uint
     }
 }
 
+/* Before the first tile of a warpgroup: `second` of the two lets the first one begin. */
+template <typename Tile> static __device__ inline void product_take_turns(bool second) {
+    if (Tile::kTurns && second) ptx_barrier_arrive(kFirstsTurn, kTurnThreads);
+}
+
 /* The sums of the cluster's tile number `tile`, counted from 0; `first_row`: of the warpgroup, in the block's
  * rows. All 128 threads of a warpgroup. */
 template <typename Tile>
@@ -142,9 +153,11 @@ static __device__ inline void product_multiply(product_shared<Tile> *shared, uin
                                                uint32_t depth_blocks, uint32_t first_row,
                                                float (&acc)[Tile::kHalves][Tile::kSums]) {
     const uint32_t step = tile * depth_blocks;
+    const bool second = tile % 2;
     uint32_t stage = step % Tile::kStages, parity = step / Tile::kStages & 1, before = 0;
     const uint64_t a0 = product_descriptor(shared_address(shared->a[0] + first_row * kProductDepth));
     const uint64_t b0 = product_descriptor(shared_address(shared->b[0]));
+    if (Tile::kTurns) ptx_barrier_sync(second ? kSecondsTurn : kFirstsTurn, kTurnThreads);
     for (uint32_t k = 0; k < depth_blocks; k++) {
         const uint64_t a = a0 + stage * (sizeof shared->a[0] >> 4);
         const uint64_t b = b0 + stage * (sizeof shared->b[0] >> 4);
@@ -167,6 +180,7 @@ static __device__ inline void product_multiply(product_shared<Tile> *shared, uin
             parity ^= 1;
         }
     }
+    if (Tile::kTurns) ptx_barrier_arrive(second ? kFirstsTurn : kSecondsTurn, kTurnThreads);
     ptx_wgmma_wait_group<0>();
     product_release(shared, before);
 #pragma unroll

@@ -40,8 +40,9 @@ static __device__ inline uint32_t ptx_mapa(uint32_t address, uint32_t cta) {
     return mapped;
 }
 
-/* `barrier` from ptx_mapa. Released to the own block only: what the arrival says to the peer is that reads are
- * over, and no data. With .release.cluster every arrival would be preceded by a fence of the whole GPU. */
+/* `barrier` from ptx_mapa. Released to the own block only: what the arrival says to the peer is that reads
+ * are over, and no data. With .release.cluster every arrival would be preceded by a fence of the whole GPU.
+ */
 static __device__ inline void ptx_mbarrier_arrive_cluster(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
