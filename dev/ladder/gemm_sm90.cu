@@ -255,7 +255,7 @@ static void time_all(int m, int n, int k, int rounds) {
     const char *names[] = {"cuBLASLt", "turns 128x192 g132", "halves 128x256 g132", "turns 128x192 g128",
                            "halves 128x256 g128"};
     std::vector<double> times[5];
-    for (int round = -2; round < rounds; round++) {
+    for (int round = -4; round < rounds; round++) {
         for (int which = 0; which < 5; which++) {
             float ms = 0;
             grid_blocks = which < 3 ? 132 : 128;
@@ -297,7 +297,7 @@ int main(int argc, char **argv) {
         failed += check<turns_192>("turns 128x192", 1, 8000, 4096, 4096);
     }
     if (argc < 2 || strcmp(argv[1], "time") == 0) {
-        time_all(4096, 131072, 4096, 9);
+        time_all(4096, 131072, 4096, 15);
         time_all(8192, 151936, 2048, 5);
     }
     return failed ? 1 : 0;

@@ -14,6 +14,6 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch);
 /* By ll_pass: the first words of error sentences. */
 const char *lli_cuda_pass_name(ll_pass pass);
 
-extern const lli_kernel lli_linear_ce_cuda;
+extern const lli_kernel lli_linear_ce_cuda_sm90, lli_linear_ce_cuda;
 
 #endif

@@ -158,7 +158,8 @@ static __device__ inline void product_multiply(product_shared<Tile> *shared, uin
     const uint64_t a0 = product_descriptor(shared_address(shared->a[0] + first_row * kProductDepth));
     const uint64_t b0 = product_descriptor(shared_address(shared->b[0]));
     if (Tile::kTurns) ptx_barrier_sync(second ? kSecondsTurn : kFirstsTurn, kTurnThreads);
-    for (uint32_t k = 0; k < depth_blocks; k++) {
+    uint32_t k = 0;
+    do { /* at least once: without a path on which the sums are not set, what follows is compiled once */
         const uint64_t a = a0 + stage * (sizeof shared->a[0] >> 4);
         const uint64_t b = b0 + stage * (sizeof shared->b[0] >> 4);
         product_wait(shared_address(&shared->full[stage]), parity);
@@ -179,7 +180,7 @@ static __device__ inline void product_multiply(product_shared<Tile> *shared, uin
             stage = 0;
             parity ^= 1;
         }
-    }
+    } while (++k < depth_blocks);
     if (Tile::kTurns) ptx_barrier_arrive(second ? kFirstsTurn : kSecondsTurn, kTurnThreads);
     ptx_wgmma_wait_group<0>();
     product_release(shared, before);

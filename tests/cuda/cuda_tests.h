@@ -2,6 +2,7 @@
 #ifndef LL_TESTS_CUDA_TESTS_H
 #define LL_TESTS_CUDA_TESTS_H
 
+int cuda_fused_main(void);
 int cuda_bits_main(void);
 int cuda_calls_main(void);
 int cuda_large_main(void);

@@ -23,6 +23,9 @@ static int calls_part(int argc, char **argv) {
 static int large_part(int argc, char **argv) {
     return (void)argc, (void)argv, cuda_large_main();
 }
+static int fused_part(int argc, char **argv) {
+    return (void)argc, (void)argv, cuda_fused_main();
+}
 static int kernels_part(int argc, char **argv) {
     return (void)argc, (void)argv, kernels_main();
 }
@@ -34,17 +37,10 @@ static const struct {
     const char *name;
     part_fn *run;
 } parts[] = {
-    {"bits", bits_part},
-    {"calls", calls_part},
-    {"kernels", kernels_part},
-    {"sizes", sizes_main},
-    {"targets", targets_main},
-    {"options", options_main},
-    {"numerics", numerics_main},
-    {"gradients", gradients_main},
-    {"invariance", invariance_main},
-    {"large", large_part},
-    {"kernel_bits", kernel_bits_part},
+    {"fused", fused_part},           {"bits", bits_part},         {"calls", calls_part},
+    {"kernels", kernels_part},       {"sizes", sizes_main},       {"targets", targets_main},
+    {"options", options_main},       {"numerics", numerics_main}, {"gradients", gradients_main},
+    {"invariance", invariance_main}, {"large", large_part},       {"kernel_bits", kernel_bits_part},
 };
 enum { kParts = sizeof parts / sizeof parts[0] };
 
@@ -64,16 +60,19 @@ static double seconds(void) {
 int main(int argc, char **argv) {
     int failed = 0;
     char *no_filter[] = {argv[0], NULL};
+    int runnable = 0;
     ll_kernel_info info = {0};
     setenv("LL_TEST_BACKEND", "cuda", 1);
     for (int32_t i = 0; ll_kernel_get(i, &info) == LL_STATUS_OK; i++) {
-        if (strcmp(info.backend, "cuda") == 0) break;
+        if (strcmp(info.backend, "cuda") != 0) continue;
+        if (info.why_not[0]) {
+            printf("SKIP %s: %s\n", info.name, info.why_not);
+            continue;
+        }
+        printf("%s, numerics %s, %d devices\n", info.name, info.numerics, device_count());
+        runnable++;
     }
-    if (info.why_not[0]) {
-        printf("SKIP %s: %s\n", info.name, info.why_not);
-        return 77;
-    }
-    printf("%s, numerics %s, %d devices\n", info.name, info.numerics, device_count());
+    if (!runnable) return 77;
     for (int part = 0; part < kParts; part++) {
         if (!wanted(parts[part].name, argc, argv)) continue;
         const double begin = seconds();

@@ -1,0 +1,110 @@
+/* Queues the forward without logits in memory (fused.h): the shape of its grid, and how the copy engine finds
+ * the operands. */
+#include "cuda/fused.h"
+#include "cuda/run.h"
+
+#include <string.h>
+
+enum { kMapBoxLimit = 256, kStepLimit = 1 << 30 };
+
+/* cuTensorMapEncodeTiled, found at run time: the library does not link the driver. */
+typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
+                           const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
+                           CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+_Static_assert((int)kFusedMapRows <= (int)kMapBoxLimit && (int)kFusedMapCols <= (int)kMapBoxLimit,
+               "a box has at most 256 rows");
+
+ll_status lli_cuda_fused_open(lli_cuda_device *device) {
+    enum cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    int multiprocessors = 0;
+    int status =
+        (int)cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device->device);
+    if (!status) {
+        status = (int)cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device->encode_map, 12000,
+                                                       cudaEnableDefault, &found);
+    }
+    if (!status) status = lli_cuda_load_fused();
+    if (status) return lli_cuda_fail(status, "ll_plan_create", "loading the kernels for sm_90a");
+    LLI_REQUIRE(found == cudaDriverEntryPointSuccess && device->encode_map, LL_STATUS_UNSUPPORTED,
+                "ll_plan_create: the driver has no cuTensorMapEncodeTiled");
+    device->clusters = multiprocessors / 2;
+    return LL_STATUS_OK;
+}
+
+/* ---- Shape -------------------------------------------------------------------------------------- */
+
+static int64_t common_divisor(int64_t a, int64_t b) {
+    while (b) {
+        const int64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* As many clusters as have work and whose slots fit where a pass with logits keeps those. */
+static bool set_grid(const lli_cuda_run *run, lli_cuda_fused *fused) {
+    const int64_t rows = (fused->n_rows + kFusedRows - 1) / kFusedRows;
+    const int64_t cols = (fused->n_cols + kFusedCols - 1) / kFusedCols, tiles = rows * cols;
+    const int64_t depth = (run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth;
+    for (int64_t clusters = lli_min(run->device->clusters, tiles); clusters > 0; clusters--) {
+        const int64_t stride = common_divisor(2 * clusters, rows), parts = 2 * clusters / stride;
+        const int64_t bytes = parts * fused->n_rows * (int64_t)sizeof(lli_cuda_slot);
+        if ((tiles / clusters + 1) * depth > kStepLimit) return false; /* stages are counted in 32 bits */
+        if (bytes > run->cut.block_elems * (int64_t)sizeof(float)) continue;
+        fused->row_blocks = (uint32_t)rows;
+        fused->col_blocks = (uint32_t)cols;
+        fused->depth_blocks = (uint32_t)depth;
+        fused->clusters = (uint32_t)clusters;
+        fused->stride = (uint32_t)stride;
+        fused->parts = (int32_t)parts;
+        return true;
+    }
+    return false;
+}
+
+/* ---- Operands ----------------------------------------------------------------------------------- */
+
+/* The copy engine's rules: rows start on 16 bytes, no further apart than 2^40. */
+static bool readable(const ll_view *view) {
+    const int64_t row_bytes = view->row_stride * 2;
+    return (uintptr_t)view->data % 16 == 0 && row_bytes % 16 == 0 && row_bytes > 0 &&
+           row_bytes < (int64_t)1 << 40;
+}
+
+static bool describe(const lli_cuda_run *run, const void *rows, int64_t n_rows, int64_t row_stride,
+                     uint32_t box_rows, CUtensorMap *map) {
+    const cuuint64_t sizes[2] = {(cuuint64_t)run->cut.d, (cuuint64_t)n_rows},
+                     strides[1] = {(cuuint64_t)row_stride * 2};
+    const cuuint32_t box[2] = {kFusedMapDepth, box_rows}, steps[2] = {1, 1};
+    encode_fn *encode;
+    memcpy(&encode, &run->device->encode_map, sizeof encode);
+    /* the address is only read from; the driver's type has no const */
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)rows, sizes, strides, box,
+                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
+
+bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, lli_cuda_fused *fused) {
+    const ll_view *x = &run->call->args->x, *w = &run->call->args->w;
+    if (run->device->clusters == 0 || run->cut.v == 0 || !readable(x) || !readable(w)) return false;
+    *fused = (lli_cuda_fused){.first = chunk->first,
+                              .n_rows = chunk->count,
+                              .n_cols = run->cut.v,
+                              .targets = run->targets,
+                              .temperature = run->transform.temperature,
+                              .bias = run->pieces.bias,
+                              .slots = (lli_cuda_slot *)(void *)run->pieces.logits,
+                              .rows = run->pieces.rows,
+                              .want_entropy = run->call->want_entropy,
+                              .want_argmax = run->call->want_argmax};
+    return set_grid(run, fused) &&
+           describe(run, lli_row(x, chunk->first), chunk->count, x->row_stride, kFusedMapRows, &fused->x) &&
+           describe(run, w->data, run->cut.v, w->row_stride, kFusedMapCols, &fused->w);
+}
+
+ll_status lli_cuda_fused_gather(const lli_cuda_run *run, const lli_cuda_fused *fused) {
+    LLI_LAUNCH(run, "products and statistics", lli_cuda_fused_launch(fused, run->stream));
+    return LL_STATUS_OK;
+}
