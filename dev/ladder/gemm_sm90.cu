@@ -1,12 +1,13 @@
-/* gemm_sm90 [check|time] [--grid N]: the product of src/cuda/sm90_product.cuh by itself, against cuBLASLt.
+/* gemm_sm90 [check|time]: the product of src/cuda/sm90_product.cuh by itself, and the forward that is made of
+ * it, against cuBLASLt.
  *
- *   check   f32 logits, bit for bit, ragged sizes too
- *   time    in turn with cuBLASLt (bf16 out, its first heuristic), medians; ours writes nothing ("sums
- * only"), because the forward keeps no logits
+ *   check   f32 logits, bit for bit, ragged sizes too; the forward's sums on grids of several shapes, bit for
+ * bit time    in turn with cuBLASLt (bf16 out, its first heuristic), medians; "sums only" writes nothing
  *
- * build: nvcc -O3 -std=c++20 -I../../src -gencode=arch=compute_90a,code=sm_90a gemm_sm90.cu -lcublasLt
+ * build: nvcc -O3 -std=c++20 -fmad=false -I../../src -I../../include -gencode=arch=compute_90a,code=sm_90a
+ *        --diag-suppress=177 gemm_sm90.cu -lcublasLt
  * (libcuda is not linked: the one driver function comes by its entry point). */
-#include "cuda/sm90_product.cuh"
+#include "cuda/fused_sm90.cu"
 
 #include <algorithm>
 #include <cmath>
@@ -34,6 +35,7 @@ typedef struct gemm_args {
     float *c;     /* NULL: nothing is written */
     float *never; /* where a sum that does not occur would go: keeps the products alive */
     int32_t m, n;
+    int32_t hints; /* x is kept in the L2 cache, w is not */
 } gemm_args;
 
 template <typename Tile>
@@ -71,7 +73,11 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
     const uint32_t group = threadIdx.x / 128;
     if (group == 0) {
         ptx_setmaxnreg_dec<kProducerRegisters>();
-        if (threadIdx.x == 0) product_load(shared, &x, &w, &args.grid);
+        if (threadIdx.x == 0) {
+            const uint64_t normal = ptx_createpolicy_evict_normal();
+            product_load(shared, &x, &w, &args.grid, args.hints ? ptx_createpolicy_evict_last() : normal,
+                         args.hints ? ptx_createpolicy_evict_first() : normal);
+        }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
         const uint32_t clusters = gridDim.x / kProductCluster, rank = ptx_cluster_ctarank();
@@ -82,10 +88,10 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
         product_take_turns<Tile>(group == 2);
         for (uint32_t t = blockIdx.x / kProductCluster + tile * clusters; t < n_tiles;) {
             product_multiply<Tile>(shared, tile, args.grid.depth_blocks, first_row, acc);
-            store<Tile>(
-                args, acc,
-                (int32_t)((t % args.grid.row_blocks * kProductCluster + rank) * kProductRows + first_row),
-                (int32_t)(t / args.grid.row_blocks * Tile::kCols));
+            const product_place place = product_place_of(&args.grid, t);
+            store<Tile>(args, acc,
+                        (int32_t)((place.row_block * kProductCluster + rank) * kProductRows + first_row),
+                        (int32_t)(place.col_block * Tile::kCols));
             tile += Tile::kTurns ? 2 : 1;
             t += (Tile::kTurns ? 2 : 1) * clusters;
         }
@@ -120,7 +126,7 @@ static CUtensorMap map_of(const void *base, int64_t rows, int64_t cols, int64_t 
     return map;
 }
 
-static int grid_blocks = 132;
+static int grid_blocks = 132, group_rows = 8, hints = 1;
 
 template <typename Tile>
 static void run_ours(const void *x, const void *w, float *c, int m, int n, int k, int ld) {
@@ -132,13 +138,46 @@ static void run_ours(const void *x, const void *w, float *c, int m, int n, int k
     const CUtensorMap xm = map_of(x, m, k, ld, kProductRows);
     const CUtensorMap wm = map_of(w, n, k, ld, Tile::kCols / kProductCluster);
     gemm_args args = {.grid = {(uint32_t)(m + 255) / 256, (uint32_t)(n + Tile::kCols - 1) / Tile::kCols,
-                               (uint32_t)(k + 63) / 64},
+                               (uint32_t)(k + 63) / 64, (uint32_t)group_rows},
                       .c = c,
                       .never = (float *)lt_workspace,
                       .m = m,
-                      .n = n};
+                      .n = n,
+                      .hints = hints};
     gemm<Tile><<<grid_blocks, kProductThreads, bytes>>>(xm, wm, args);
     CHECK(cudaGetLastError());
+}
+
+static int64_t divisor(int64_t a, int64_t b) {
+    return b ? divisor(b, a % b) : a;
+}
+
+/* The forward's three kernels; `entropy`, or `options`: the variant with argmax. */
+static void run_forward(const void *x, const void *w, const int64_t *ids, lli_cuda_slot *slots,
+                        lli_cuda_row *rows, int m, int n, int k, bool entropy, bool options) {
+    static bool ready;
+    lli_cuda_fused f = {.x = map_of(x, m, k, k, kProductRows),
+                        .w = map_of(w, n, k, k, kFusedMapCols),
+                        .row_blocks = (uint32_t)(m + 255) / 256,
+                        .col_blocks = (uint32_t)(n + kFusedCols - 1) / kFusedCols,
+                        .depth_blocks = (uint32_t)(k + 63) / 64,
+                        .group_rows = (uint32_t)std::min(group_rows, (m + 255) / 256),
+                        .clusters = (uint32_t)grid_blocks / 2,
+                        .n_rows = m,
+                        .n_cols = n,
+                        .targets = {ids, 1, -100, n, LL_DTYPE_I64},
+                        .temperature = 1.0f,
+                        .slots = slots,
+                        .rows = rows,
+                        .want_entropy = entropy,
+                        .want_argmax = options};
+    const int64_t last = f.row_blocks - (f.row_blocks - 1) / f.group_rows * f.group_rows;
+    f.stride = (uint32_t)divisor(2 * f.clusters, f.group_rows);
+    f.last_stride = (uint32_t)divisor(2 * f.clusters, last);
+    f.parts = (int32_t)(2 * f.clusters / std::min(f.stride, f.last_stride));
+    if (!ready) CHECK(lli_cuda_load_fused());
+    ready = true;
+    CHECK(lli_cuda_fused_launch(&f, 0));
 }
 
 typedef product_tile<192, 5, true> turns_192;
@@ -238,44 +277,116 @@ template <typename Tile> static int check(const char *name, int m, int n, int k,
     return host[0] != 0;
 }
 
+/* The rows of one problem on a grid, as the merge leaves them. */
+static std::vector<uint8_t> forward_rows(const void *x, const void *w, const int64_t *ids, int m, int n,
+                                         int k) {
+    const size_t bytes = (size_t)m * sizeof(lli_cuda_row);
+    lli_cuda_row *rows = (lli_cuda_row *)take(bytes);
+    lli_cuda_slot *slots = (lli_cuda_slot *)take((size_t)132 * m * sizeof(lli_cuda_slot));
+    std::vector<uint8_t> result(bytes);
+    CHECK(cudaMemset(rows, 0, bytes));
+    run_forward(x, w, ids, slots, rows, m, n, k, true, true);
+    CHECK(cudaMemcpy(result.data(), rows, bytes, cudaMemcpyDeviceToHost));
+    CHECK(cudaFree(rows));
+    CHECK(cudaFree(slots));
+    return result;
+}
+
+static int64_t *make_ids(int m, int n) {
+    std::vector<int64_t> host(m);
+    for (int i = 0; i < m; i++) host[i] = i % 9 == 8 ? -100 : (int64_t)i * 7919 % n;
+    int64_t *ids = (int64_t *)take(host.size() * 8);
+    CHECK(cudaMemcpy(ids, host.data(), host.size() * 8, cudaMemcpyHostToDevice));
+    return ids;
+}
+
+static int check_grids(int m, int n, int k) {
+    __nv_bfloat16 *x = (__nv_bfloat16 *)take((size_t)m * k * 2),
+                  *w = (__nv_bfloat16 *)take((size_t)n * k * 2);
+    int64_t *ids = make_ids(m, n);
+    int failed = 0;
+    fill<<<1024, 256>>>(x, (int64_t)m * k, 1.0f, 31);
+    fill<<<1024, 256>>>(w, (int64_t)n * k, 1.5f / sqrtf((float)k), 32);
+    std::vector<uint8_t> want;
+    for (int blocks : {132, 132, 130, 128, 26, 2}) {
+        for (int rows : {8, 1, 2, 3, 16}) {
+            grid_blocks = blocks;
+            group_rows = rows;
+            const std::vector<uint8_t> got = forward_rows(x, w, ids, m, n, k);
+            if (want.empty()) want = got;
+            if (got != want)
+                printf("FAIL forward m%d n%d k%d: blocks %d, groups of %d\n", m, n, k, blocks, rows);
+            failed += got != want;
+        }
+    }
+    grid_blocks = 132;
+    group_rows = 8;
+    printf("check forward m%d n%d k%d: %d of 30 grids differ\n", m, n, k, failed);
+    for (void *p : {(void *)x, (void *)w, (void *)ids}) CHECK(cudaFree(p));
+    return failed;
+}
+
 static double median(std::vector<double> v) {
     std::sort(v.begin(), v.end());
     return v[v.size() / 2];
 }
 
+typedef struct variant {
+    const char *name;
+    int kind, group_rows, hints;
+} variant;
+
+static const variant variants[] = {
+    {"cuBLASLt", 0, 8, 0},
+    {"sums only 128x192", 1, 16, 0},
+    {"sums only 128x192", 1, 8, 0},
+    {"sums only 128x192", 1, 8, 1},
+    {"sums only 128x192", 1, 4, 1},
+    {"sums only 128x256", 2, 8, 1},
+    {"forward, no entropy", 3, 8, 1},
+    {"forward, entropy", 4, 8, 1},
+    {"forward, entropy", 4, 4, 1},
+    {"forward, argmax too", 5, 8, 1},
+};
+enum { kVariants = sizeof variants / sizeof variants[0] };
+
 static void time_all(int m, int n, int k, int rounds) {
     __nv_bfloat16 *x = (__nv_bfloat16 *)take((size_t)m * k * 2),
                   *w = (__nv_bfloat16 *)take((size_t)n * k * 2);
     void *c = take((size_t)m * n * 2);
+    int64_t *ids = make_ids(m, n);
+    lli_cuda_row *rows = (lli_cuda_row *)take((size_t)m * sizeof(lli_cuda_row));
+    lli_cuda_slot *slots = (lli_cuda_slot *)take((size_t)132 * m * sizeof(lli_cuda_slot));
     fill<<<1024, 256>>>(x, (int64_t)m * k, 1.0f, 21);
     fill<<<1024, 256>>>(w, (int64_t)n * k, 1.5f / sqrtf((float)k), 22);
     cudaEvent_t begin, end;
     CHECK(cudaEventCreate(&begin));
     CHECK(cudaEventCreate(&end));
-    const char *names[] = {"cuBLASLt", "turns 128x192 g132", "halves 128x256 g132", "turns 128x192 g128",
-                           "halves 128x256 g128"};
-    std::vector<double> times[5];
+    std::vector<double> times[kVariants];
     for (int round = -4; round < rounds; round++) {
-        for (int which = 0; which < 5; which++) {
+        for (int which = 0; which < kVariants; which++) {
+            const variant *v = &variants[which];
             float ms = 0;
-            grid_blocks = which < 3 ? 132 : 128;
+            group_rows = v->group_rows;
+            hints = v->hints;
             CHECK(cudaEventRecord(begin));
-            if (which == 0) run_lt(x, w, c, m, n, k, k, false);
-            if (which == 1 || which == 3) run_ours<turns_192>(x, w, nullptr, m, n, k, k);
-            if (which == 2 || which == 4) run_ours<halves_256>(x, w, nullptr, m, n, k, k);
+            if (v->kind == 0) run_lt(x, w, c, m, n, k, k, false);
+            if (v->kind == 1) run_ours<turns_192>(x, w, nullptr, m, n, k, k);
+            if (v->kind == 2) run_ours<halves_256>(x, w, nullptr, m, n, k, k);
+            if (v->kind > 2) run_forward(x, w, ids, slots, rows, m, n, k, v->kind > 3, v->kind > 4);
             CHECK(cudaEventRecord(end));
             CHECK(cudaEventSynchronize(end));
             CHECK(cudaEventElapsedTime(&ms, begin, end));
             if (round >= 0) times[which].push_back(ms);
         }
     }
-    grid_blocks = 132;
-    for (int which = 0; which < 5; which++) {
+    for (int which = 0; which < kVariants; which++) {
         const double ms = median(times[which]);
-        printf("m%d n%d k%d %-20s %8.3f ms  %6.1f TFLOP/s  %.3f of cuBLASLt\n", m, n, k, names[which], ms,
+        printf("m%d n%d k%d %-20s groups of %2d, hints %d %8.3f ms  %6.1f TFLOP/s  %.3f of cuBLASLt\n", m, n,
+               k, variants[which].name, variants[which].group_rows, variants[which].hints, ms,
                2e-9 * m * n * k / ms, ms / median(times[0]));
     }
-    for (void *p : {(void *)x, (void *)w, c}) CHECK(cudaFree(p));
+    for (void *p : {(void *)x, (void *)w, c, (void *)ids, (void *)rows, (void *)slots}) CHECK(cudaFree(p));
 }
 
 int main(int argc, char **argv) {
@@ -295,10 +406,12 @@ int main(int argc, char **argv) {
             failed += check<halves_256>("halves 128x256", 1024, 8192, k, k);
         }
         failed += check<turns_192>("turns 128x192", 1, 8000, 4096, 4096);
+        failed += check<turns_192>("turns 128x192", 4096, 8192, 512, 512);
+        failed += check_grids(1100, 5000, 512) + check_grids(3333, 2999, 128) + check_grids(17, 700, 64);
     }
     if (argc < 2 || strcmp(argv[1], "time") == 0) {
         time_all(4096, 131072, 4096, 15);
-        time_all(8192, 151936, 2048, 5);
+        time_all(8192, 151936, 2048, 7);
     }
     return failed ? 1 : 0;
 }

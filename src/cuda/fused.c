@@ -5,7 +5,12 @@
 
 #include <string.h>
 
-enum { kMapBoxLimit = 256, kStepLimit = 1 << 30 };
+enum {
+    kMapBoxLimit = 256,
+    kStepLimit = 1 << 30,
+    kGroupRows =
+        8 /* 2048 rows of x: 16 MiB at n_hidden 4096, which the L2 cache keeps beside the columns at hand */
+};
 
 /* cuTensorMapEncodeTiled, found at run time: the library does not link the driver. */
 typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
@@ -48,16 +53,22 @@ static bool set_grid(const lli_cuda_run *run, lli_cuda_fused *fused) {
     const int64_t rows = (fused->n_rows + kFusedRows - 1) / kFusedRows;
     const int64_t cols = (fused->n_cols + kFusedCols - 1) / kFusedCols, tiles = rows * cols;
     const int64_t depth = (run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth;
+    const int64_t groups = (rows + kGroupRows - 1) / kGroupRows, group_rows = (rows + groups - 1) / groups;
+    const int64_t last_rows = rows - (rows - 1) / group_rows * group_rows;
     for (int64_t clusters = lli_min(run->device->clusters, tiles); clusters > 0; clusters--) {
-        const int64_t stride = common_divisor(2 * clusters, rows), parts = 2 * clusters / stride;
+        const int64_t stride = common_divisor(2 * clusters, group_rows);
+        const int64_t last_stride = common_divisor(2 * clusters, last_rows);
+        const int64_t parts = 2 * clusters / lli_min(rows > group_rows ? stride : last_stride, last_stride);
         const int64_t bytes = parts * fused->n_rows * (int64_t)sizeof(lli_cuda_slot);
         if ((tiles / clusters + 1) * depth > kStepLimit) return false; /* stages are counted in 32 bits */
         if (bytes > run->cut.block_elems * (int64_t)sizeof(float)) continue;
         fused->row_blocks = (uint32_t)rows;
         fused->col_blocks = (uint32_t)cols;
         fused->depth_blocks = (uint32_t)depth;
+        fused->group_rows = (uint32_t)group_rows;
         fused->clusters = (uint32_t)clusters;
         fused->stride = (uint32_t)stride;
+        fused->last_stride = (uint32_t)last_stride;
         fused->parts = (int32_t)parts;
         return true;
     }

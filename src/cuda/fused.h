@@ -4,12 +4,14 @@
  *   fused     products and statistics of all tiles of 128 tokens and 192 columns
  *   merge     the slots of a row into its lli_cuda_row, which finish.cu takes
  *
- * A worker is one of the two warpgroups of a cluster that multiply: number q < 2 clusters does tiles q,
- * q + 2 clusters, ... of the launch. It adds a row's tiles to a slot of its own. With g the greatest common
- * divisor of 2 clusters and row_blocks, worker q meets the row blocks that are q modulo g, so a row has parts
- * = 2 clusters / g slots, and worker q owns part q / g of each row it meets:
+ * A worker is one of the two warpgroups of a cluster that multiply: number q < W = 2 clusters does tiles q, q
+ * + W, ... of the launch. It adds a row's tiles to a slot of its own. Tiles are numbered through a group of
+ * row blocks, whose first tile is `base`, row blocks first (sm90_product.cuh). With h the group's row blocks
+ * and g the greatest common divisor of W and h, worker q meets the row blocks of the group that are q - base
+ * modulo g. So a row has W / g slots, and the worker owns number ((q - base) mod W) / g of each row that it
+ * meets:
  *
- *   slots [parts][n_rows]
+ *   slots [parts][n_rows]        parts: the most that a group has
  *
  * Slots are merged as integers: bits depend neither on the grid nor on the order. */
 #ifndef LLI_CUDA_FUSED_H
@@ -36,9 +38,10 @@ typedef struct lli_cuda_slot {
 
 typedef struct lli_cuda_fused {
     CUtensorMap x, w; /* bf16: the chunk's rows, the real columns; zeros beyond */
-    uint32_t row_blocks, col_blocks, depth_blocks;
-    uint32_t clusters, stride; /* stride: g */
-    int64_t first, n_rows;     /* tokens of the chunk */
+    uint32_t row_blocks, col_blocks, depth_blocks, group_rows;
+    uint32_t clusters;
+    uint32_t stride, last_stride; /* g of a group, and of the last one */
+    int64_t first, n_rows;        /* tokens of the chunk */
     int64_t n_cols;
     lli_cuda_targets targets;
     float temperature; /* 1: none */

@@ -76,6 +76,10 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
 /* ---- The kernel --------------------------------------------------------------------------------- */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
+static __device__ inline product_grid grid_of(const lli_cuda_fused *args) {
+    return (product_grid){args->row_blocks, args->col_blocks, args->depth_blocks, args->group_rows};
+}
+
 /* The launch's number of the cluster's tile. */
 static __device__ inline uint32_t tile_of(const lli_cuda_fused *args, uint32_t tile) {
     return ptx_ctaid_x() / kProductCluster + args->clusters * tile;
@@ -88,10 +92,11 @@ static __device__ inline void work(const lli_cuda_fused *args, fused_shared *sha
     product_take_turns<fused_tile>(second);
     for (uint32_t tile = second; tile_of(args, tile) < args->row_blocks * args->col_blocks; tile += 2) {
         product_multiply<fused_tile>(&shared->product, tile, args->depth_blocks, 0, z);
-        const uint32_t t = tile_of(args, tile);
-        const uint32_t block = t % args->row_blocks * kProductCluster + ptx_cluster_ctarank();
+        const product_grid grid = grid_of(args);
+        const product_place place = product_place_of(&grid, tile_of(args, tile));
+        const uint32_t block = place.row_block * kProductCluster + ptx_cluster_ctarank();
         gather_tile<kEntropy, kOptions>(args, z, (int32_t)(block * kProductRows),
-                                        (int64_t)(t / args->row_blocks) * kFusedCols,
+                                        (int64_t)place.col_block * kFusedCols,
                                         &shared->warps[ptx_tid_x() / 32 - 4]);
     }
 }
@@ -106,8 +111,11 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
     product_open(&shared->product);
     if (threadIdx.x < 128) {
         ptx_setmaxnreg_dec<kProducerRegisters>();
-        const product_grid grid = {args.row_blocks, args.col_blocks, args.depth_blocks};
-        if (threadIdx.x == 0) product_load(&shared->product, &args.x, &args.w, &grid);
+        const product_grid grid = grid_of(&args);
+        if (threadIdx.x == 0) {
+            product_load(&shared->product, &args.x, &args.w, &grid, ptx_createpolicy_evict_last(),
+                         ptx_createpolicy_evict_first());
+        }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
         work<kEntropy, kOptions>(&args, shared);

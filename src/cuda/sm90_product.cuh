@@ -55,11 +55,25 @@ template <typename Tile> struct product_shared {
     uint64_t full[Tile::kStages], empty[Tile::kStages];
 };
 
-/* Tiles of a launch: number t is row block t % row_blocks (of 256 rows) and column block t / row_blocks, so
- * that the clusters at work at one time share few columns of w, and x stays in the L2 cache. */
+/* Tiles of a launch: row blocks (of 256 rows) in groups, a group's columns one after the other, and of each
+ * column all the group's rows. The clusters at work at one time share a group's rows of x, which stay in the
+ * L2 cache, and few columns of w, which pass through it once a group. */
 typedef struct product_grid {
     uint32_t row_blocks, col_blocks, depth_blocks;
+    uint32_t group_rows; /* row blocks of a group; the last may have fewer */
 } product_grid;
+
+typedef struct product_place {
+    uint32_t row_block, col_block;
+} product_place;
+
+static __device__ inline product_place product_place_of(const product_grid *grid, uint32_t t) {
+    const uint32_t group_tiles = grid->group_rows * grid->col_blocks,
+                   first = t / group_tiles * grid->group_rows;
+    const uint32_t rest = grid->row_blocks - first, rows = rest < grid->group_rows ? rest : grid->group_rows;
+    const uint32_t within = t % group_tiles;
+    return (product_place){first + within % rows, within / rows};
+}
 
 static __device__ inline uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
@@ -95,21 +109,25 @@ static __device__ inline void product_close(void) {
 /* Asks for all loads of the cluster's tiles, as stages become free. One thread. */
 template <typename Tile>
 static __device__ inline void product_load(product_shared<Tile> *shared, const CUtensorMap *x,
-                                           const CUtensorMap *w, const product_grid *grid) {
+                                           const CUtensorMap *w, const product_grid *grid, uint64_t x_policy,
+                                           uint64_t w_policy) {
     constexpr int kHalfCols = Tile::kCols / kProductCluster;
     const uint32_t rank = ptx_cluster_ctarank(), clusters = gridDim.x / kProductCluster;
     const uint32_t n_tiles = grid->row_blocks * grid->col_blocks;
     uint32_t stage = 0, parity = 1; /* nobody has to leave a fresh stage */
     for (uint32_t t = blockIdx.x / kProductCluster; t < n_tiles; t += clusters) {
-        const int32_t row = (int32_t)((t % grid->row_blocks * kProductCluster + rank) * kProductRows);
-        const int32_t col = (int32_t)(t / grid->row_blocks * Tile::kCols + rank * kHalfCols);
+        const product_place place = product_place_of(grid, t);
+        const int32_t row = (int32_t)((place.row_block * kProductCluster + rank) * kProductRows);
+        const int32_t col = (int32_t)(place.col_block * Tile::kCols + rank * kHalfCols);
         for (uint32_t k = 0; k < grid->depth_blocks; k++) {
             const uint32_t full = shared_address(&shared->full[stage]);
             product_wait(shared_address(&shared->empty[stage]), parity);
             ptx_mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
-            ptx_tma_load_2d(shared_address(shared->a[stage]), x, (int32_t)(k * kProductDepth), row, full);
+            ptx_tma_load_2d(shared_address(shared->a[stage]), x, (int32_t)(k * kProductDepth), row, full,
+                            x_policy);
             ptx_tma_load_2d_multicast(shared_address(shared->b[stage] + rank * kHalfCols * kProductDepth), w,
-                                      (int32_t)(k * kProductDepth), col, full, (1 << kProductCluster) - 1);
+                                      (int32_t)(k * kProductDepth), col, full, (1 << kProductCluster) - 1,
+                                      w_policy);
             if (++stage == Tile::kStages) {
                 stage = 0;
                 parity ^= 1;
@@ -119,10 +137,13 @@ static __device__ inline void product_load(product_shared<Tile> *shared, const C
 }
 
 /* An operand whose rows of 64 elements (128 bytes) lie one behind the other, swizzled by 128 bytes: groups of
- * 8 rows are 1024 bytes apart. 16 elements further in k is 32 bytes, a descriptor 2 higher. */
-static __device__ inline uint64_t product_descriptor(uint32_t address) {
-    return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+ * 8 rows are 1024 bytes apart. Only the low word depends on the address: 16 elements further in k is 32
+ * bytes, a low word 2 higher. */
+static __device__ inline uint32_t product_operand(uint32_t address) {
+    return (address >> 4 & 0x3fff) | 1u << 16;
+}
+static __device__ inline uint64_t product_descriptor(uint32_t operand) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | operand;
 }
 
 static __device__ inline void product_step(float (&acc)[96], uint64_t a, uint64_t b, int32_t add) {
@@ -155,21 +176,22 @@ static __device__ inline void product_multiply(product_shared<Tile> *shared, uin
     const uint32_t step = tile * depth_blocks;
     const bool second = tile % 2;
     uint32_t stage = step % Tile::kStages, parity = step / Tile::kStages & 1, before = 0;
-    const uint64_t a0 = product_descriptor(shared_address(shared->a[0] + first_row * kProductDepth));
-    const uint64_t b0 = product_descriptor(shared_address(shared->b[0]));
+    const uint32_t a0 = product_operand(shared_address(shared->a[0] + first_row * kProductDepth));
+    const uint32_t b0 = product_operand(shared_address(shared->b[0]));
     if (Tile::kTurns) ptx_barrier_sync(second ? kSecondsTurn : kFirstsTurn, kTurnThreads);
     uint32_t k = 0;
     do { /* at least once: without a path on which the sums are not set, what follows is compiled once */
-        const uint64_t a = a0 + stage * (sizeof shared->a[0] >> 4);
-        const uint64_t b = b0 + stage * (sizeof shared->b[0] >> 4);
+        const uint32_t a = a0 + stage * (sizeof shared->a[0] >> 4);
+        const uint32_t b = b0 + stage * (sizeof shared->b[0] >> 4);
         product_wait(shared_address(&shared->full[stage]), parity);
         ptx_wgmma_fence();
 #pragma unroll
         for (int slice = 0; slice < kProductDepth / 16; slice++) {
 #pragma unroll
             for (int half = 0; half < Tile::kHalves; half++) {
-                product_step(acc[half], a + half * (64 * kProductDepth * 2 >> 4) + 2 * slice, b + 2 * slice,
-                             k > 0 || slice > 0);
+                product_step(acc[half],
+                             product_descriptor(a + half * (64 * kProductDepth * 2 >> 4) + 2 * slice),
+                             product_descriptor(b + 2 * slice), k > 0 || slice > 0);
             }
         }
         ptx_wgmma_commit_group();

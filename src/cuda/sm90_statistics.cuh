@@ -47,10 +47,15 @@ static __device__ inline int this_lane(void) {
     return (int)(ptx_tid_x() % 32);
 }
 
-/* The worker's slot of the row. */
+/* The worker's slot of the row (fused.h). */
 static __device__ inline lli_cuda_slot *slot_of(const lli_cuda_fused *args, int32_t row) {
-    const uint32_t second = ptx_tid_x() / 128 - 1, worker = ptx_ctaid_x() / 2 + args->clusters * second;
-    return args->slots + worker / args->stride * args->n_rows + row;
+    const uint32_t second = ptx_tid_x() / 128 - 1, workers = 2 * args->clusters;
+    const uint32_t worker = ptx_ctaid_x() / 2 + args->clusters * second;
+    const uint32_t group = (uint32_t)row / kFusedRows / args->group_rows;
+    const uint32_t base = group * args->group_rows * args->col_blocks % workers;
+    const bool last = (group + 1) * args->group_rows >= args->row_blocks;
+    const uint32_t part = (worker + workers - base) % workers / (last ? args->last_stride : args->stride);
+    return args->slots + part * args->n_rows + row;
 }
 
 /* ---- Logits ------------------------------------------------------------------------------------- */
