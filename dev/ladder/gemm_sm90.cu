@@ -35,7 +35,7 @@ typedef struct gemm_args {
     float *c;     /* NULL: nothing is written */
     float *never; /* where a sum that does not occur would go: keeps the products alive */
     int32_t m, n;
-    int32_t hints; /* x is kept in the L2 cache, w is not */
+    int32_t ahead; /* of product_load */
 } gemm_args;
 
 template <typename Tile>
@@ -74,9 +74,7 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
     if (group == 0) {
         ptx_setmaxnreg_dec<kProducerRegisters>();
         if (threadIdx.x == 0) {
-            const uint64_t normal = ptx_createpolicy_evict_normal();
-            product_load(shared, &x, &w, &args.grid, args.hints ? ptx_createpolicy_evict_last() : normal,
-                         args.hints ? ptx_createpolicy_evict_first() : normal);
+            product_load(shared, &x, &w, &args.grid, (uint32_t)args.ahead);
         }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
@@ -109,6 +107,8 @@ typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void 
                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
+static int promotion = 256; /* bytes that a miss of the L2 cache brings */
+
 static CUtensorMap map_of(const void *base, int64_t rows, int64_t cols, int64_t ld, int box_rows) {
     static encode_fn *encode;
     CUtensorMap map;
@@ -122,11 +122,12 @@ static CUtensorMap map_of(const void *base, int64_t rows, int64_t cols, int64_t 
     const cuuint32_t box[2] = {kProductDepth, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     CHECK(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps,
                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                 promotion == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     return map;
 }
 
-static int grid_blocks = 132, group_rows = 8, hints = 1;
+static int grid_blocks = 132, group_rows = 8, ahead = 12;
 
 template <typename Tile>
 static void run_ours(const void *x, const void *w, float *c, int m, int n, int k, int ld) {
@@ -143,7 +144,7 @@ static void run_ours(const void *x, const void *w, float *c, int m, int n, int k
                       .never = (float *)lt_workspace,
                       .m = m,
                       .n = n,
-                      .hints = hints};
+                      .ahead = ahead};
     gemm<Tile><<<grid_blocks, kProductThreads, bytes>>>(xm, wm, args);
     CHECK(cudaGetLastError());
 }
@@ -156,13 +157,14 @@ static int64_t divisor(int64_t a, int64_t b) {
 static void run_forward(const void *x, const void *w, const int64_t *ids, lli_cuda_slot *slots,
                         lli_cuda_row *rows, int m, int n, int k, bool entropy, bool options) {
     static bool ready;
-    lli_cuda_fused f = {.x = map_of(x, m, k, k, kProductRows),
-                        .w = map_of(w, n, k, k, kFusedMapCols),
-                        .row_blocks = (uint32_t)(m + 255) / 256,
-                        .col_blocks = (uint32_t)(n + kFusedCols - 1) / kFusedCols,
-                        .depth_blocks = (uint32_t)(k + 63) / 64,
-                        .group_rows = (uint32_t)std::min(group_rows, (m + 255) / 256),
-                        .clusters = (uint32_t)grid_blocks / 2,
+    lli_cuda_fused f = {.tiles = {.x = map_of(x, m, k, k, kProductRows),
+                                  .w = map_of(w, n, k, k, kFusedMapCols),
+                                  .row_blocks = (uint32_t)(m + 255) / 256,
+                                  .col_blocks = (uint32_t)(n + kFusedCols - 1) / kFusedCols,
+                                  .depth_blocks = (uint32_t)(k + 63) / 64,
+                                  .group_rows = (uint32_t)std::min(group_rows, (m + 255) / 256),
+                                  .clusters = (uint32_t)grid_blocks / 2,
+                                  .ahead = (uint32_t)ahead},
                         .n_rows = m,
                         .n_cols = n,
                         .targets = {ids, 1, -100, n, LL_DTYPE_I64},
@@ -171,10 +173,11 @@ static void run_forward(const void *x, const void *w, const int64_t *ids, lli_cu
                         .rows = rows,
                         .want_entropy = entropy,
                         .want_argmax = options};
-    const int64_t last = f.row_blocks - (f.row_blocks - 1) / f.group_rows * f.group_rows;
-    f.stride = (uint32_t)divisor(2 * f.clusters, f.group_rows);
-    f.last_stride = (uint32_t)divisor(2 * f.clusters, last);
-    f.parts = (int32_t)(2 * f.clusters / std::min(f.stride, f.last_stride));
+    const lli_cuda_tiles *t = &f.tiles;
+    const int64_t last = t->row_blocks - (t->row_blocks - 1) / t->group_rows * t->group_rows;
+    f.stride = (uint32_t)divisor(2 * t->clusters, t->group_rows);
+    f.last_stride = (uint32_t)divisor(2 * t->clusters, last);
+    f.parts = (int32_t)(2 * t->clusters / std::min(f.stride, f.last_stride));
     if (!ready) CHECK(lli_cuda_load_fused());
     ready = true;
     CHECK(lli_cuda_fused_launch(&f, 0));
@@ -333,20 +336,20 @@ static double median(std::vector<double> v) {
 
 typedef struct variant {
     const char *name;
-    int kind, group_rows, hints;
+    int kind, group_rows, ahead, promotion;
 } variant;
 
 static const variant variants[] = {
-    {"cuBLASLt", 0, 8, 0},
-    {"sums only 128x192", 1, 16, 0},
-    {"sums only 128x192", 1, 8, 0},
-    {"sums only 128x192", 1, 8, 1},
-    {"sums only 128x192", 1, 4, 1},
-    {"sums only 128x256", 2, 8, 1},
-    {"forward, no entropy", 3, 8, 1},
-    {"forward, entropy", 4, 8, 1},
-    {"forward, entropy", 4, 4, 1},
-    {"forward, argmax too", 5, 8, 1},
+    {"cuBLASLt", 0, 8, 0, 256},
+    {"sums only 128x192", 1, 8, 0, 256},
+    {"sums only 128x192", 1, 8, 0, 128},
+    {"sums only 128x192", 1, 8, 8, 256},
+    {"sums only 128x192", 1, 8, 8, 128},
+    {"sums only 128x192", 1, 8, 20, 256},
+    {"sums only 128x192", 1, 16, 12, 256},
+    {"forward, no entropy", 3, 8, 12, 256},
+    {"forward, entropy", 4, 8, 12, 256},
+    {"forward, argmax too", 5, 8, 12, 256},
 };
 enum { kVariants = sizeof variants / sizeof variants[0] };
 
@@ -368,7 +371,8 @@ static void time_all(int m, int n, int k, int rounds) {
             const variant *v = &variants[which];
             float ms = 0;
             group_rows = v->group_rows;
-            hints = v->hints;
+            ahead = v->ahead;
+            promotion = v->promotion;
             CHECK(cudaEventRecord(begin));
             if (v->kind == 0) run_lt(x, w, c, m, n, k, k, false);
             if (v->kind == 1) run_ours<turns_192>(x, w, nullptr, m, n, k, k);
@@ -382,9 +386,10 @@ static void time_all(int m, int n, int k, int rounds) {
     }
     for (int which = 0; which < kVariants; which++) {
         const double ms = median(times[which]);
-        printf("m%d n%d k%d %-20s groups of %2d, hints %d %8.3f ms  %6.1f TFLOP/s  %.3f of cuBLASLt\n", m, n,
-               k, variants[which].name, variants[which].group_rows, variants[which].hints, ms,
-               2e-9 * m * n * k / ms, ms / median(times[0]));
+        printf("m%d n%d k%d %-20s groups of %2d, ahead %2d, promotion %d %8.3f ms  %6.1f TFLOP/s  %.3f of "
+               "cuBLASLt\n",
+               m, n, k, variants[which].name, variants[which].group_rows, variants[which].ahead,
+               variants[which].promotion, ms, 2e-9 * m * n * k / ms, ms / median(times[0]));
     }
     for (void *p : {(void *)x, (void *)w, c, (void *)ids, (void *)rows, (void *)slots}) CHECK(cudaFree(p));
 }

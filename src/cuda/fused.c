@@ -8,6 +8,7 @@
 enum {
     kMapBoxLimit = 256,
     kStepLimit = 1 << 30,
+    kAhead = 12,
     kGroupRows =
         8 /* 2048 rows of x: 16 MiB at n_hidden 4096, which the L2 cache keeps beside the columns at hand */
 };
@@ -30,6 +31,7 @@ ll_status lli_cuda_fused_open(lli_cuda_device *device) {
                                                        cudaEnableDefault, &found);
     }
     if (!status) status = lli_cuda_load_fused();
+    if (!status) status = lli_cuda_load_fused_dz();
     if (status) return lli_cuda_fail(status, "ll_plan_create", "loading the kernels for sm_90a");
     LLI_REQUIRE(found == cudaDriverEntryPointSuccess && device->encode_map, LL_STATUS_UNSUPPORTED,
                 "ll_plan_create: the driver has no cuTensorMapEncodeTiled");
@@ -48,25 +50,32 @@ static int64_t common_divisor(int64_t a, int64_t b) {
     return a;
 }
 
-/* As many clusters as have work and whose slots fit where a pass with logits keeps those. */
-static bool set_grid(const lli_cuda_run *run, lli_cuda_fused *fused) {
-    const int64_t rows = (fused->n_rows + kFusedRows - 1) / kFusedRows;
-    const int64_t cols = (fused->n_cols + kFusedCols - 1) / kFusedCols, tiles = rows * cols;
-    const int64_t depth = (run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth;
-    const int64_t groups = (rows + kGroupRows - 1) / kGroupRows, group_rows = (rows + groups - 1) / groups;
-    const int64_t last_rows = rows - (rows - 1) / group_rows * group_rows;
-    for (int64_t clusters = lli_min(run->device->clusters, tiles); clusters > 0; clusters--) {
-        const int64_t stride = common_divisor(2 * clusters, group_rows);
-        const int64_t last_stride = common_divisor(2 * clusters, last_rows);
-        const int64_t parts = 2 * clusters / lli_min(rows > group_rows ? stride : last_stride, last_stride);
+/* Tiles of n_rows by n_cols on so many clusters. False where stages would not be counted in 32 bits. */
+static bool set_tiles(const lli_cuda_run *run, int64_t n_rows, int64_t n_cols, lli_cuda_tiles *tiles) {
+    const int64_t rows = (n_rows + kFusedRows - 1) / kFusedRows,
+                  cols = (n_cols + kFusedCols - 1) / kFusedCols;
+    const int64_t groups = (rows + kGroupRows - 1) / kGroupRows;
+    tiles->row_blocks = (uint32_t)rows;
+    tiles->col_blocks = (uint32_t)cols;
+    tiles->depth_blocks = (uint32_t)((run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth);
+    tiles->group_rows = (uint32_t)((rows + groups - 1) / groups);
+    tiles->clusters = (uint32_t)lli_min(run->device->clusters, rows * cols);
+    tiles->ahead = kAhead;
+    return rows * cols * tiles->depth_blocks <= kStepLimit;
+}
+
+/* As many clusters as have slots where a pass with logits keeps those. */
+static bool set_slots(const lli_cuda_run *run, lli_cuda_fused *fused) {
+    lli_cuda_tiles *tiles = &fused->tiles;
+    const int64_t last_rows =
+        tiles->row_blocks - (tiles->row_blocks - 1) / tiles->group_rows * tiles->group_rows;
+    for (; tiles->clusters > 0; tiles->clusters--) {
+        const int64_t workers = 2 * (int64_t)tiles->clusters;
+        const int64_t stride = common_divisor(workers, tiles->group_rows);
+        const int64_t last_stride = common_divisor(workers, last_rows);
+        const int64_t parts = workers / lli_min(stride, last_stride);
         const int64_t bytes = parts * fused->n_rows * (int64_t)sizeof(lli_cuda_slot);
-        if ((tiles / clusters + 1) * depth > kStepLimit) return false; /* stages are counted in 32 bits */
         if (bytes > run->cut.block_elems * (int64_t)sizeof(float)) continue;
-        fused->row_blocks = (uint32_t)rows;
-        fused->col_blocks = (uint32_t)cols;
-        fused->depth_blocks = (uint32_t)depth;
-        fused->group_rows = (uint32_t)group_rows;
-        fused->clusters = (uint32_t)clusters;
         fused->stride = (uint32_t)stride;
         fused->last_stride = (uint32_t)last_stride;
         fused->parts = (int32_t)parts;
@@ -97,9 +106,17 @@ static bool describe(const lli_cuda_run *run, const void *rows, int64_t n_rows, 
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, lli_cuda_fused *fused) {
+/* The operands of the chunk's tokens and of columns [begin, begin + count). */
+static bool set_operands(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t begin, int64_t count,
+                         lli_cuda_tiles *tiles) {
     const ll_view *x = &run->call->args->x, *w = &run->call->args->w;
-    if (run->device->clusters == 0 || run->cut.v == 0 || !readable(x) || !readable(w)) return false;
+    return run->device->clusters > 0 && count > 0 && readable(x) && readable(w) &&
+           set_tiles(run, chunk->count, count, tiles) &&
+           describe(run, lli_row(x, chunk->first), chunk->count, x->row_stride, kFusedMapRows, &tiles->x) &&
+           describe(run, lli_row(w, begin), count, w->row_stride, kFusedMapCols, &tiles->w);
+}
+
+bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, lli_cuda_fused *fused) {
     *fused = (lli_cuda_fused){.first = chunk->first,
                               .n_rows = chunk->count,
                               .n_cols = run->cut.v,
@@ -110,12 +127,22 @@ bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
                               .rows = run->pieces.rows,
                               .want_entropy = run->call->want_entropy,
                               .want_argmax = run->call->want_argmax};
-    return set_grid(run, fused) &&
-           describe(run, lli_row(x, chunk->first), chunk->count, x->row_stride, kFusedMapRows, &fused->x) &&
-           describe(run, w->data, run->cut.v, w->row_stride, kFusedMapCols, &fused->w);
+    return set_operands(run, chunk, 0, run->cut.v, &fused->tiles) && set_slots(run, fused);
 }
 
 ll_status lli_cuda_fused_gather(const lli_cuda_run *run, const lli_cuda_fused *fused) {
     LLI_LAUNCH(run, "products and statistics", lli_cuda_fused_launch(fused, run->stream));
+    return LL_STATUS_OK;
+}
+
+bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_dz *dz,
+                             lli_cuda_fused_dz *fused) {
+    const bool plain = !dz->bias && !dz->smoothing && !dz->bias_parts && dz->transform.temperature == 1.0f;
+    *fused = (lli_cuda_fused_dz){.dz = *dz, .want_gamma = run->call->args->up_entropy != NULL};
+    return plain && set_operands(run, chunk, dz->column, dz->n_cols, &fused->tiles);
+}
+
+ll_status lli_cuda_fused_form_dz(const lli_cuda_run *run, const lli_cuda_fused_dz *fused) {
+    LLI_LAUNCH(run, "products and the gradients of logits", lli_cuda_fused_dz_launch(fused, run->stream));
     return LL_STATUS_OK;
 }

@@ -36,10 +36,16 @@ typedef struct lli_cuda_slot {
     int32_t argmax;
 } lli_cuda_slot;
 
-typedef struct lli_cuda_fused {
-    CUtensorMap x, w; /* bf16: the chunk's rows, the real columns; zeros beyond */
+/* The tiles of a launch and who does them. */
+typedef struct lli_cuda_tiles {
+    CUtensorMap x, w; /* bf16: the chunk's rows, the columns at hand; zeros beyond */
     uint32_t row_blocks, col_blocks, depth_blocks, group_rows;
     uint32_t clusters;
+    uint32_t ahead; /* steps of k by which w is brought into the L2 cache before it is loaded */
+} lli_cuda_tiles;
+
+typedef struct lli_cuda_fused {
+    lli_cuda_tiles tiles;
     uint32_t stride, last_stride; /* g of a group, and of the last one */
     int64_t first, n_rows;        /* tokens of the chunk */
     int64_t n_cols;
@@ -55,5 +61,15 @@ typedef struct lli_cuda_fused {
 LLI_C int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream);
 /* Loads them; their shared memory is asked for here. */
 LLI_C int lli_cuda_load_fused(void);
+
+/* dz_sm90.cu: gradients of the logits of a chunk and of columns [column, column + n_cols), without logits in
+ * memory; of `dz` all but what concerns logits, a transform, weights and grad_bias. */
+typedef struct lli_cuda_fused_dz {
+    lli_cuda_tiles tiles;
+    lli_cuda_dz dz;
+    int32_t want_gamma; /* a row's gamma may be other than 0 */
+} lli_cuda_fused_dz;
+LLI_C int lli_cuda_fused_dz_launch(const lli_cuda_fused_dz *args, cudaStream_t stream);
+LLI_C int lli_cuda_load_fused_dz(void);
 
 #endif

@@ -8,12 +8,12 @@
  * tile that are looked at by themselves. Registers: 24 for the loading warpgroup, 240 for the others, of
  * which a tile takes 192. Variants: entropy or not; bias, temperature and argmax apart, so that the plain
  * case does not carry them. Needs sm_90a. */
-#include "cuda/sm90_product.cuh"
+#include "cuda/sm90_tiles.cuh"
 #include "cuda/sm90_statistics.cuh"
 
-enum { kPrepareThreads = 256, kMergeThreads = 128, kReadingWarps = 8 };
+#include <stddef.h>
 
-typedef product_tile<kFusedCols, 5, true> fused_tile;
+enum { kPrepareThreads = 256, kMergeThreads = 128, kReadingWarps = 8 };
 
 typedef struct fused_shared {
     product_shared<fused_tile> product;
@@ -21,22 +21,20 @@ typedef struct fused_shared {
 } fused_shared;
 
 static_assert(sizeof(fused_shared) <= 232448, "a block has 227 KiB of shared memory");
-/* The boxes that the host describes are those that a stage holds. */
-static_assert((int)kFusedRows == (int)kProductCluster * (int)kProductRows);
-static_assert((int)kFusedMapRows == (int)kProductRows && (int)kFusedMapDepth == (int)kProductDepth);
-static_assert((int)kFusedMapCols == (int)kFusedCols / (int)kProductCluster);
-static_assert(sizeof(lli_cuda_slot) == 64, "a slot is two sectors");
+static_assert(sizeof(lli_cuda_slot) == 64 && offsetof(lli_cuda_slot, sums.top) == 48 &&
+                  offsetof(lli_cuda_slot, max) == 56,
+              "prepare writes the last 16 bytes of a slot by hand");
 
 /* ---- Before and after --------------------------------------------------------------------------- */
 
+/* Sixteen bytes a thread: the last of a slot's four tell that it is empty. */
 static __global__ void __launch_bounds__(kPrepareThreads)
     prepare(const __grid_constant__ lli_cuda_fused args) {
     const int64_t i = (int64_t)blockIdx.x * kPrepareThreads + threadIdx.x;
     if (i < args.n_rows) args.rows[i].has_target = 0;
-    if (i >= args.parts * args.n_rows) return;
-    lli_cuda_slot slot = {.max = -INFINITY, .argmax = -1};
-    lli_softmax_clear(&slot.sums);
-    args.slots[i] = slot;
+    if (i >= 4 * args.parts * args.n_rows) return;
+    const int4 empty = {LLI_TOP_EMPTY, 0, (int)__float_as_uint(-INFINITY), -1};
+    ((int4 *)args.slots)[i] = i % 4 == 3 ? empty : int4{0, 0, 0, 0};
 }
 
 /* A warp a row, a lane a slot. */
@@ -76,24 +74,16 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
 /* ---- The kernel --------------------------------------------------------------------------------- */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-static __device__ inline product_grid grid_of(const lli_cuda_fused *args) {
-    return (product_grid){args->row_blocks, args->col_blocks, args->depth_blocks, args->group_rows};
-}
-
-/* The launch's number of the cluster's tile. */
-static __device__ inline uint32_t tile_of(const lli_cuda_fused *args, uint32_t tile) {
-    return ptx_ctaid_x() / kProductCluster + args->clusters * tile;
-}
-
 template <bool kEntropy, bool kOptions>
 static __device__ inline void work(const lli_cuda_fused *args, fused_shared *shared) {
     const uint32_t second = threadIdx.x / 128 - 1;
     tile_logits z;
     product_take_turns<fused_tile>(second);
-    for (uint32_t tile = second; tile_of(args, tile) < args->row_blocks * args->col_blocks; tile += 2) {
-        product_multiply<fused_tile>(&shared->product, tile, args->depth_blocks, 0, z);
-        const product_grid grid = grid_of(args);
-        const product_place place = product_place_of(&grid, tile_of(args, tile));
+    for (uint32_t tile = second;
+         tile_of(&args->tiles, tile) < args->tiles.row_blocks * args->tiles.col_blocks; tile += 2) {
+        product_multiply<fused_tile>(&shared->product, tile, args->tiles.depth_blocks, 0, z);
+        const product_grid grid = grid_of(&args->tiles);
+        const product_place place = product_place_of(&grid, tile_of(&args->tiles, tile));
         const uint32_t block = place.row_block * kProductCluster + ptx_cluster_ctarank();
         gather_tile<kEntropy, kOptions>(args, z, (int32_t)(block * kProductRows),
                                         (int64_t)place.col_block * kFusedCols,
@@ -111,10 +101,9 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
     product_open(&shared->product);
     if (threadIdx.x < 128) {
         ptx_setmaxnreg_dec<kProducerRegisters>();
-        const product_grid grid = grid_of(&args);
+        const product_grid grid = grid_of(&args.tiles);
         if (threadIdx.x == 0) {
-            product_load(&shared->product, &args.x, &args.w, &grid, ptx_createpolicy_evict_last(),
-                         ptx_createpolicy_evict_first());
+            product_load(&shared->product, &args.tiles.x, &args.tiles.w, &grid, args.tiles.ahead);
         }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
@@ -132,14 +121,14 @@ static fused_kernel *const kernels[] = {fused<false, false>, fused<true, false>,
 
 extern "C" int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream) {
     const bool options = args->bias || args->temperature != 1.0f || args->want_argmax;
-    const int64_t slots = args->parts * args->n_rows;
-    int status = launch(prepare, dim3((unsigned)blocks_for(slots, kPrepareThreads)), dim3(kPrepareThreads), 0,
+    const int64_t words = 4 * args->parts * args->n_rows;
+    int status = launch(prepare, dim3((unsigned)blocks_for(words, kPrepareThreads)), dim3(kPrepareThreads), 0,
                         stream, *args);
     if (status) return status;
     status = launch(kernels[options              ? 2
                             : args->want_entropy ? 1
                                                  : 0],
-                    dim3(kProductCluster * args->clusters), dim3(kProductThreads), sizeof(fused_shared),
+                    dim3(kProductCluster * args->tiles.clusters), dim3(kProductThreads), sizeof(fused_shared),
                     stream, *args);
     if (status) return status;
     return launch(merge, dim3((unsigned)blocks_for(args->n_rows, kMergeThreads / 32)), dim3(kMergeThreads), 0,

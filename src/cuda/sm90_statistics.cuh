@@ -49,11 +49,11 @@ static __device__ inline int this_lane(void) {
 
 /* The worker's slot of the row (fused.h). */
 static __device__ inline lli_cuda_slot *slot_of(const lli_cuda_fused *args, int32_t row) {
-    const uint32_t second = ptx_tid_x() / 128 - 1, workers = 2 * args->clusters;
-    const uint32_t worker = ptx_ctaid_x() / 2 + args->clusters * second;
-    const uint32_t group = (uint32_t)row / kFusedRows / args->group_rows;
-    const uint32_t base = group * args->group_rows * args->col_blocks % workers;
-    const bool last = (group + 1) * args->group_rows >= args->row_blocks;
+    const uint32_t second = ptx_tid_x() / 128 - 1, workers = 2 * args->tiles.clusters;
+    const uint32_t worker = ptx_ctaid_x() / 2 + args->tiles.clusters * second;
+    const uint32_t group = (uint32_t)row / kFusedRows / args->tiles.group_rows;
+    const uint32_t base = group * args->tiles.group_rows * args->tiles.col_blocks % workers;
+    const bool last = (group + 1) * args->tiles.group_rows >= args->tiles.row_blocks;
     const uint32_t part = (worker + workers - base) % workers / (last ? args->last_stride : args->stride);
     return args->slots + part * args->n_rows + row;
 }
@@ -70,29 +70,26 @@ static __device__ inline void mask_columns(tile_logits z, int32_t left, int lane
     }
 }
 
-/* Bias and temperature. */
-static __device__ inline void shift_logits(tile_logits z, const lli_cuda_fused *args, int64_t column,
-                                           int lane) {
+static __device__ inline void add_bias(tile_logits z, const lli_cuda_fused *args, int64_t column, int lane) {
 #pragma unroll
     for (int j = 0; j < kHalfSums / 4; j++) {
         const int64_t c = column + 8 * j + 2 * (lane % 4);
         float2 bias = {0.0f, 0.0f};
-        if (args->bias && c < args->n_cols) bias = *(const float2 *)(args->bias + c);
+        if (c < args->n_cols) bias = *(const float2 *)(args->bias + c);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                float *pair = &z[half][4 * j + 2 * h];
-                if (args->bias) {
-                    pair[0] = pair[0] + bias.x;
-                    pair[1] = pair[1] + bias.y;
-                }
-                if (args->temperature != 1.0f) {
-                    pair[0] = pair[0] / args->temperature;
-                    pair[1] = pair[1] / args->temperature;
-                }
-            }
+        for (int i = 0; i < 4; i++) { /* both rows of both halves */
+            float *pair = &z[i / 2][4 * j + 2 * (i % 2)];
+            pair[0] = pair[0] + bias.x;
+            pair[1] = pair[1] + bias.y;
         }
+    }
+}
+
+static __device__ inline void divide(tile_logits z, float temperature) {
+#pragma unroll
+    for (int i = 0; i < kHalfSums; i++) {
+        z[0][i] = z[0][i] / temperature;
+        z[1][i] = z[1][i] / temperature;
     }
 }
 
@@ -328,7 +325,8 @@ static __device__ inline void gather_tile(const lli_cuda_fused *args, tile_logit
     memory->counted[lane] = 0;
     memory->max[lane] = -INFINITY;
     memory->argmax[lane] = -1;
-    if (kOptions) shift_logits(z, args, column, lane);
+    if (kOptions && args->bias) add_bias(z, args, column, lane);
+    if (kOptions && args->temperature != 1.0f) divide(z, args->temperature);
     const int64_t left = args->n_cols - column;
     if (left < kFusedCols) mask_columns(z, (int32_t)left, lane);
 #pragma unroll

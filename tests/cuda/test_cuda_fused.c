@@ -60,7 +60,7 @@ static int64_t check_problem(const char *text) {
                      check_forward(&problem, &operands, &want, 0, no_argmax, "without argmax") +
                      check_forward(&problem, &operands, &want, 0, least, "without argmax and entropy");
     if (problem.n_tokens >= 1024) {
-        for (int64_t mib = 24; mib <= 96; mib *= 2) {
+        for (int64_t mib = 48; mib <= 192; mib *= 2) {
             failed += check_forward(&problem, &operands, &want, mib << 10, FIELDS_FORWARD, "a budget");
         }
     }
@@ -145,6 +145,64 @@ static void repeated(void **state) {
     assert_int_equal(failed, 0);
 }
 
+/* forward, then backward from what it saved. */
+static bool forward_then_backward(const char *kernel, const struct problem *problem,
+                                  const struct operands *operands, struct results *results) {
+    ll_linear_ce_args args = problem_args(problem, operands, results, LL_PASS_FORWARD);
+    if (kernel_run(kernel, problem, LL_PASS_FORWARD, &args) != LL_STATUS_OK) return false;
+    args = problem_args(problem, operands, results, LL_PASS_BACKWARD);
+    return kernel_run(kernel, problem, LL_PASS_BACKWARD, &args) == LL_STATUS_OK;
+}
+
+static void gradients_without_logits(void **state) {
+    (void)state;
+    static const char *const texts[] = {
+        "fb:bf16:n1:d8:v1:up",
+        "fb:bf16:n1:d64:v700",
+        "fb:bf16:n129:d120:v193:up:gwf32:gxf32",
+        "fb:bf16:n300:d64:v1000:up:gwf32",
+        "fb:bf16:n300:d64:v1000:gwf32:ign3",
+        "fb:bf16:n65:d200:v257:none",
+        "fb:bf16:n700:d256:v20000:up",
+        "fb:bf16:n1100:d72:v16390:up:gwf32",
+        "fb:bf16:n5000:d64:v17000:gwf32:up",
+        "fb:bf16:n4200:d64:v17000",
+        "fb:bf16:n130:d64:v300:sx8:sw16:sgx8:sgw8:pad37:up",
+        "fb:bf16:n130:d64:v300:off1",
+        "fb:bf16:n130:d64:v300:fx:up",
+        "fb:bf16:n130:d64:v300:fw:up",
+        "fb:bf16:n130:d64:v300:acc:up:gwf32",
+        "fb:bf16:n130:d64:v4000:conf40:up",
+        "fb:bf16:n130:d64:v4000:cw0:tw0:zl0.1:none",
+        "fb:bf16:n130:d64:v4000:ts",
+        "fb:bf16:n130:d64:v1000:t0.7:bias:up",
+        "fb:bf16:n70:d64:v300:ignall",
+        "fb:bf16:n130:d64:v1000:nan5:up",
+        "fb:bf16:n130:d64:v700:scale300:none:up",
+        "fb:bf16:n130:d64:v700:scale3e6:none:up",
+        "fb:bf16:n130:d64:v700:scale3e9:none:up",
+        "fb:bf16:n130:d64:v700:scale3e30:none",
+    };
+    int64_t failed = 0;
+    if (!fused_runs()) skip();
+    for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
+        struct problem problem;
+        struct operands operands;
+        struct results got, want;
+        problem_open(texts[t], &problem, &operands);
+        assert_true(results_create(&problem, &got) && results_create(&problem, &want));
+        const bool fine = forward_then_backward(PLAIN, &problem, &operands, &want) &&
+                          forward_then_backward(FUSED, &problem, &operands, &got) &&
+                          results_same_bits(&problem, FUSED, "forward, backward", &got, &want, FIELDS_ALL, 0,
+                                            problem.n_tokens);
+        failed += !fine;
+        results_destroy(&got);
+        results_destroy(&want);
+        operands_destroy(&operands);
+    }
+    assert_int_equal(failed, 0);
+}
+
 /* What it does not take goes to linear_ce_cuda, and the plan says why. */
 static void refused_by_a_sentence(void **state) {
     (void)state;
@@ -178,6 +236,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(refused_by_a_sentence),
         cmocka_unit_test(the_bits_of_products_and_statistics),
+        cmocka_unit_test(gradients_without_logits),
         cmocka_unit_test(repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -38,6 +38,13 @@ static __device__ inline void ptx_tma_load_2d(uint32_t to, const CUtensorMap *ma
                  : "memory");
 }
 
+/* The same box into the L2 cache only. */
+static __device__ inline void ptx_tma_prefetch_2d(const CUtensorMap *map, int32_t inner, int32_t outer) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(inner),
+                 "r"(outer)
+                 : "memory");
+}
+
 /* The same box into every block of the cluster whose bit is set, each at the same offset and counted by the
  * barrier at the same offset. */
 static __device__ inline void ptx_tma_load_2d_multicast(uint32_t to, const CUtensorMap *map, int32_t inner,
