@@ -35,7 +35,6 @@ typedef struct gemm_args {
     float *c;     /* NULL: nothing is written */
     float *never; /* where a sum that does not occur would go: keeps the products alive */
     int32_t m, n;
-    int32_t ahead; /* of product_load */
 } gemm_args;
 
 template <typename Tile>
@@ -74,7 +73,7 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
     if (group == 0) {
         ptx_setmaxnreg_dec<kProducerRegisters>();
         if (threadIdx.x == 0) {
-            product_load(shared, &x, &w, &args.grid, (uint32_t)args.ahead);
+            product_load(shared, &x, &w, &args.grid);
         }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
@@ -107,8 +106,6 @@ typedef CUresult encode_fn(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void 
                            const cuuint64_t *, const cuuint32_t *, const cuuint32_t *, CUtensorMapInterleave,
                            CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-static int promotion = 256; /* bytes that a miss of the L2 cache brings */
-
 static CUtensorMap map_of(const void *base, int64_t rows, int64_t cols, int64_t ld, int box_rows) {
     static encode_fn *encode;
     CUtensorMap map;
@@ -122,12 +119,11 @@ static CUtensorMap map_of(const void *base, int64_t rows, int64_t cols, int64_t 
     const cuuint32_t box[2] = {kProductDepth, (cuuint32_t)box_rows}, steps[2] = {1, 1};
     CHECK(encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)base, sizes, strides, box, steps,
                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                 promotion == 256 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     return map;
 }
 
-static int grid_blocks = 132, group_rows = 8, ahead = 12;
+static int grid_blocks = 132, group_rows = 8;
 
 template <typename Tile>
 static void run_ours(const void *x, const void *w, float *c, int m, int n, int k, int ld) {
@@ -143,8 +139,7 @@ static void run_ours(const void *x, const void *w, float *c, int m, int n, int k
                       .c = c,
                       .never = (float *)lt_workspace,
                       .m = m,
-                      .n = n,
-                      .ahead = ahead};
+                      .n = n};
     gemm<Tile><<<grid_blocks, kProductThreads, bytes>>>(xm, wm, args);
     CHECK(cudaGetLastError());
 }
@@ -153,34 +148,35 @@ static int64_t divisor(int64_t a, int64_t b) {
     return b ? divisor(b, a % b) : a;
 }
 
-/* The forward's three kernels; `entropy`, or `options`: the variant with argmax. */
+/* The forward's three kernels; `options`: the variant with argmax; `pace`: of its arithmetic. */
 static void run_forward(const void *x, const void *w, const int64_t *ids, lli_cuda_slot *slots,
-                        lli_cuda_row *rows, int m, int n, int k, bool entropy, bool options) {
-    static bool ready;
+                        lli_cuda_row *rows, int m, int n, int k, bool options, int pace) {
     lli_cuda_fused f = {.tiles = {.x = map_of(x, m, k, k, kProductRows),
                                   .w = map_of(w, n, k, k, kFusedMapCols),
                                   .row_blocks = (uint32_t)(m + 255) / 256,
                                   .col_blocks = (uint32_t)(n + kFusedCols - 1) / kFusedCols,
                                   .depth_blocks = (uint32_t)(k + 63) / 64,
                                   .group_rows = (uint32_t)std::min(group_rows, (m + 255) / 256),
-                                  .clusters = (uint32_t)grid_blocks / 2,
-                                  .ahead = (uint32_t)ahead},
+                                  .clusters = (uint32_t)grid_blocks / 2},
                         .n_rows = m,
                         .n_cols = n,
                         .targets = {ids, 1, -100, n, LL_DTYPE_I64},
                         .temperature = 1.0f,
                         .slots = slots,
                         .rows = rows,
-                        .want_entropy = entropy,
                         .want_argmax = options};
     const lli_cuda_tiles *t = &f.tiles;
     const int64_t last = t->row_blocks - (t->row_blocks - 1) / t->group_rows * t->group_rows;
     f.stride = (uint32_t)divisor(2 * t->clusters, t->group_rows);
     f.last_stride = (uint32_t)divisor(2 * t->clusters, last);
     f.parts = (int32_t)(2 * t->clusters / std::min(f.stride, f.last_stride));
-    if (!ready) CHECK(lli_cuda_load_fused());
-    ready = true;
-    CHECK(lli_cuda_fused_launch(&f, 0));
+    static fused_kernel *const by_pace[][9] = {
+        {fused<false, 0>, fused<false, 1>, fused<false, 2>, NULL, fused<false, 4>, NULL, NULL, NULL,
+         fused<false, 8>},
+        {fused<true, 0>, NULL, NULL, NULL, fused<true, 4>, NULL, NULL, NULL, NULL}};
+    CHECK(cudaFuncSetAttribute(by_pace[options][pace], cudaFuncAttributeMaxDynamicSharedMemorySize,
+                               (int)sizeof(fused_shared)));
+    CHECK(launch_forward(&f, by_pace[options][pace], 0));
 }
 
 typedef product_tile<192, 5, true> turns_192;
@@ -282,13 +278,13 @@ template <typename Tile> static int check(const char *name, int m, int n, int k,
 
 /* The rows of one problem on a grid, as the merge leaves them. */
 static std::vector<uint8_t> forward_rows(const void *x, const void *w, const int64_t *ids, int m, int n,
-                                         int k) {
+                                         int k, bool options, int pace) {
     const size_t bytes = (size_t)m * sizeof(lli_cuda_row);
     lli_cuda_row *rows = (lli_cuda_row *)take(bytes);
     lli_cuda_slot *slots = (lli_cuda_slot *)take((size_t)132 * m * sizeof(lli_cuda_slot));
     std::vector<uint8_t> result(bytes);
     CHECK(cudaMemset(rows, 0, bytes));
-    run_forward(x, w, ids, slots, rows, m, n, k, true, true);
+    run_forward(x, w, ids, slots, rows, m, n, k, options, pace);
     CHECK(cudaMemcpy(result.data(), rows, bytes, cudaMemcpyDeviceToHost));
     CHECK(cudaFree(rows));
     CHECK(cudaFree(slots));
@@ -315,7 +311,7 @@ static int check_grids(int m, int n, int k) {
         for (int rows : {8, 1, 2, 3, 16}) {
             grid_blocks = blocks;
             group_rows = rows;
-            const std::vector<uint8_t> got = forward_rows(x, w, ids, m, n, k);
+            const std::vector<uint8_t> got = forward_rows(x, w, ids, m, n, k, true, 4);
             if (want.empty()) want = got;
             if (got != want)
                 printf("FAIL forward m%d n%d k%d: blocks %d, groups of %d\n", m, n, k, blocks, rows);
@@ -324,7 +320,9 @@ static int check_grids(int m, int n, int k) {
     }
     grid_blocks = 132;
     group_rows = 8;
-    printf("check forward m%d n%d k%d: %d of 30 grids differ\n", m, n, k, failed);
+    want = forward_rows(x, w, ids, m, n, k, false, 0);
+    for (int pace : {0, 1, 2, 4, 8}) failed += forward_rows(x, w, ids, m, n, k, false, pace) != want;
+    printf("check forward m%d n%d k%d: %d of 35 grids and paces differ\n", m, n, k, failed);
     for (void *p : {(void *)x, (void *)w, (void *)ids}) CHECK(cudaFree(p));
     return failed;
 }
@@ -336,20 +334,20 @@ static double median(std::vector<double> v) {
 
 typedef struct variant {
     const char *name;
-    int kind, group_rows, ahead, promotion;
+    int kind, group_rows, pace;
 } variant;
 
 static const variant variants[] = {
-    {"cuBLASLt", 0, 8, 0, 256},
-    {"sums only 128x192", 1, 8, 0, 256},
-    {"sums only 128x192", 1, 8, 0, 128},
-    {"sums only 128x192", 1, 8, 8, 256},
-    {"sums only 128x192", 1, 8, 8, 128},
-    {"sums only 128x192", 1, 8, 20, 256},
-    {"sums only 128x192", 1, 16, 12, 256},
-    {"forward, no entropy", 3, 8, 12, 256},
-    {"forward, entropy", 4, 8, 12, 256},
-    {"forward, argmax too", 5, 8, 12, 256},
+    {"cuBLASLt", 0, 8, 0},
+    {"sums only 128x192", 1, 8, 0},
+    {"sums only 128x256", 2, 8, 0},
+    {"forward", 3, 8, 0},
+    {"forward", 3, 8, 1},
+    {"forward", 3, 8, 2},
+    {"forward", 3, 8, 4},
+    {"forward", 3, 8, 8},
+    {"forward, argmax too", 4, 8, 0},
+    {"forward, argmax too", 4, 8, 4},
 };
 enum { kVariants = sizeof variants / sizeof variants[0] };
 
@@ -371,13 +369,11 @@ static void time_all(int m, int n, int k, int rounds) {
             const variant *v = &variants[which];
             float ms = 0;
             group_rows = v->group_rows;
-            ahead = v->ahead;
-            promotion = v->promotion;
             CHECK(cudaEventRecord(begin));
             if (v->kind == 0) run_lt(x, w, c, m, n, k, k, false);
             if (v->kind == 1) run_ours<turns_192>(x, w, nullptr, m, n, k, k);
             if (v->kind == 2) run_ours<halves_256>(x, w, nullptr, m, n, k, k);
-            if (v->kind > 2) run_forward(x, w, ids, slots, rows, m, n, k, v->kind > 3, v->kind > 4);
+            if (v->kind > 2) run_forward(x, w, ids, slots, rows, m, n, k, v->kind > 3, v->pace);
             CHECK(cudaEventRecord(end));
             CHECK(cudaEventSynchronize(end));
             CHECK(cudaEventElapsedTime(&ms, begin, end));
@@ -386,10 +382,10 @@ static void time_all(int m, int n, int k, int rounds) {
     }
     for (int which = 0; which < kVariants; which++) {
         const double ms = median(times[which]);
-        printf("m%d n%d k%d %-20s groups of %2d, ahead %2d, promotion %d %8.3f ms  %6.1f TFLOP/s  %.3f of "
+        printf("m%d n%d k%d %-20s groups of %2d, pace %2d %8.3f ms  %6.1f TFLOP/s  %.3f of "
                "cuBLASLt\n",
-               m, n, k, variants[which].name, variants[which].group_rows, variants[which].ahead,
-               variants[which].promotion, ms, 2e-9 * m * n * k / ms, ms / median(times[0]));
+               m, n, k, variants[which].name, variants[which].group_rows, variants[which].pace, ms,
+               2e-9 * m * n * k / ms, ms / median(times[0]));
     }
     for (void *p : {(void *)x, (void *)w, c, (void *)ids, (void *)rows, (void *)slots}) CHECK(cudaFree(p));
 }

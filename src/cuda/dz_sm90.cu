@@ -155,7 +155,7 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
         ptx_setmaxnreg_dec<kProducerRegisters>();
         const product_grid grid = grid_of(&args.tiles);
         if (threadIdx.x == 0) {
-            product_load(&shared->product, &args.tiles.x, &args.tiles.w, &grid, args.tiles.ahead);
+            product_load(&shared->product, &args.tiles.x, &args.tiles.w, &grid);
         }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();

@@ -8,7 +8,6 @@
 enum {
     kMapBoxLimit = 256,
     kStepLimit = 1 << 30,
-    kAhead = 12,
     kGroupRows =
         8 /* 2048 rows of x: 16 MiB at n_hidden 4096, which the L2 cache keeps beside the columns at hand */
 };
@@ -60,7 +59,6 @@ static bool set_tiles(const lli_cuda_run *run, int64_t n_rows, int64_t n_cols, l
     tiles->depth_blocks = (uint32_t)((run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth);
     tiles->group_rows = (uint32_t)((rows + groups - 1) / groups);
     tiles->clusters = (uint32_t)lli_min(run->device->clusters, rows * cols);
-    tiles->ahead = kAhead;
     return rows * cols * tiles->depth_blocks <= kStepLimit;
 }
 
@@ -125,7 +123,6 @@ bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
                               .bias = run->pieces.bias,
                               .slots = (lli_cuda_slot *)(void *)run->pieces.logits,
                               .rows = run->pieces.rows,
-                              .want_entropy = run->call->want_entropy,
                               .want_argmax = run->call->want_argmax};
     return set_operands(run, chunk, 0, run->cut.v, &fused->tiles) && set_slots(run, fused);
 }

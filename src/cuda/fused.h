@@ -41,7 +41,6 @@ typedef struct lli_cuda_tiles {
     CUtensorMap x, w; /* bf16: the chunk's rows, the columns at hand; zeros beyond */
     uint32_t row_blocks, col_blocks, depth_blocks, group_rows;
     uint32_t clusters;
-    uint32_t ahead; /* steps of k by which w is brought into the L2 cache before it is loaded */
 } lli_cuda_tiles;
 
 typedef struct lli_cuda_fused {
@@ -54,7 +53,8 @@ typedef struct lli_cuda_fused {
     const float *bias; /* f32, padded to 64 columns; or NULL */
     lli_cuda_slot *slots;
     lli_cuda_row *rows;
-    int32_t parts, want_entropy, want_argmax;
+    int32_t parts, want_argmax;
+    uint32_t zero; /* 0, which the compiler does not know (sm90_statistics.cuh) */
 } lli_cuda_fused;
 
 /* All three kernels, one after the other. */

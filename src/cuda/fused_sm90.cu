@@ -4,16 +4,16 @@
  *   statistics         sm90_statistics.cuh: one warpgroup's behind the other's products
  *   merge              slots of a row together, into what finish.cu takes
  *
- * Shared memory, 206,928 bytes: the ring of 5 stages of 40 KiB, its barriers, 256 bytes a warp for rows of a
- * tile that are looked at by themselves. Registers: 24 for the loading warpgroup, 240 for the others, of
- * which a tile takes 192. Variants: entropy or not; bias, temperature and argmax apart, so that the plain
- * case does not carry them. Needs sm_90a. */
+ * Shared memory, 227,408 bytes: the ring of 5 stages of 40 KiB and its barriers; 2816 bytes a warp for what
+ * its rows gather over a tile. Registers: 24 for the loading warpgroup, 240 for the others, of which a tile
+ * takes 192. Variants: bias, temperature and argmax apart, so that the plain case does not carry them; the
+ * entropy's sums are always made: without them the kernel was no faster. Needs sm_90a. */
 #include "cuda/sm90_tiles.cuh"
 #include "cuda/sm90_statistics.cuh"
 
 #include <stddef.h>
 
-enum { kPrepareThreads = 256, kMergeThreads = 128, kReadingWarps = 8 };
+enum { kPrepareThreads = 256, kMergeThreads = 128, kReadingWarps = 8, kPaceOfPlain = 4 };
 
 typedef struct fused_shared {
     product_shared<fused_tile> product;
@@ -56,7 +56,7 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
         }
     }
     __syncwarp();
-    sum_lanes_softmax(&sums, args.want_entropy);
+    sum_lanes_softmax(&sums, true);
     for (int mask = 16; mask > 0; mask /= 2) {
         const float other = __shfl_xor_sync(0xffffffffu, max, mask);
         const int32_t at = __shfl_xor_sync(0xffffffffu, argmax, mask);
@@ -74,7 +74,7 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
 /* ---- The kernel --------------------------------------------------------------------------------- */
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-template <bool kEntropy, bool kOptions>
+template <bool kOptions, int kPace>
 static __device__ inline void work(const lli_cuda_fused *args, fused_shared *shared) {
     const uint32_t second = threadIdx.x / 128 - 1;
     tile_logits z;
@@ -85,14 +85,14 @@ static __device__ inline void work(const lli_cuda_fused *args, fused_shared *sha
         const product_grid grid = grid_of(&args->tiles);
         const product_place place = product_place_of(&grid, tile_of(&args->tiles, tile));
         const uint32_t block = place.row_block * kProductCluster + ptx_cluster_ctarank();
-        gather_tile<kEntropy, kOptions>(args, z, (int32_t)(block * kProductRows),
-                                        (int64_t)place.col_block * kFusedCols,
-                                        &shared->warps[ptx_tid_x() / 32 - 4]);
+        gather_tile<kOptions, kPace>(args, z, (int32_t)(block * kProductRows),
+                                     (int64_t)place.col_block * kFusedCols,
+                                     &shared->warps[ptx_tid_x() / 32 - 4]);
     }
 }
 #endif
 
-template <bool kEntropy, bool kOptions>
+template <bool kOptions, int kPace>
 static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__(kProductThreads, 1)
     fused(const __grid_constant__ lli_cuda_fused args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -103,11 +103,11 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
         ptx_setmaxnreg_dec<kProducerRegisters>();
         const product_grid grid = grid_of(&args.tiles);
         if (threadIdx.x == 0) {
-            product_load(&shared->product, &args.tiles.x, &args.tiles.w, &grid, args.tiles.ahead);
+            product_load(&shared->product, &args.tiles.x, &args.tiles.w, &grid);
         }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
-        work<kEntropy, kOptions>(&args, shared);
+        work<kOptions, kPace>(&args, shared);
     }
     product_close();
 #endif
@@ -117,22 +117,23 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
 
 typedef void fused_kernel(const lli_cuda_fused);
 
-static fused_kernel *const kernels[] = {fused<false, false>, fused<true, false>, fused<true, true>};
+static fused_kernel *const kernels[] = {fused<false, kPaceOfPlain>, fused<true, kPaceOfPlain>};
 
-extern "C" int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream) {
-    const bool options = args->bias || args->temperature != 1.0f || args->want_argmax;
+static int launch_forward(const lli_cuda_fused *args, fused_kernel *kernel, cudaStream_t stream) {
     const int64_t words = 4 * args->parts * args->n_rows;
     int status = launch(prepare, dim3((unsigned)blocks_for(words, kPrepareThreads)), dim3(kPrepareThreads), 0,
                         stream, *args);
     if (status) return status;
-    status = launch(kernels[options              ? 2
-                            : args->want_entropy ? 1
-                                                 : 0],
-                    dim3(kProductCluster * args->tiles.clusters), dim3(kProductThreads), sizeof(fused_shared),
-                    stream, *args);
+    status = launch(kernel, dim3(kProductCluster * args->tiles.clusters), dim3(kProductThreads),
+                    sizeof(fused_shared), stream, *args);
     if (status) return status;
     return launch(merge, dim3((unsigned)blocks_for(args->n_rows, kMergeThreads / 32)), dim3(kMergeThreads), 0,
                   stream, *args);
+}
+
+extern "C" int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream) {
+    const bool options = args->bias || args->temperature != 1.0f || args->want_argmax;
+    return launch_forward(args, kernels[options], stream);
 }
 
 extern "C" int lli_cuda_load_fused(void) {

@@ -218,7 +218,10 @@ const lli_kernel lli_linear_ce_cuda = {
     .numerics_here = numerics_here,
 };
 
-/* The same, but for a forward that keeps no logits: one kernel for products and statistics (fused.h). */
+static const lli_cuda_variant hopper = {.cheap_logits = true};
+
+/* The same, but that a forward and a backward keep no logits: one kernel for products and what is made of
+ * them (fused.h). */
 const lli_kernel lli_linear_ce_cuda_sm90 = {
     .name = "linear_ce_cuda_sm90",
     .backend = LL_BACKEND_CUDA,
@@ -227,6 +230,7 @@ const lli_kernel lli_linear_ce_cuda_sm90 = {
     .configure = lli_cuda_configure,
     .workspace = lli_cuda_workspace,
     .run = run,
+    .isa = &hopper,
     .open = open_hopper_plan,
     .close = close_plan,
     .numerics_here = numerics_here,

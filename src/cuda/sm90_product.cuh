@@ -106,28 +106,20 @@ static __device__ inline void product_close(void) {
     ptx_barrier_cluster_wait();
 }
 
-/* Asks for all loads of the cluster's tiles, as stages become free. One thread.
- *
- * The clusters that share columns of w ask for them at nearly the same time, and before the first answer is
- * there each would go to memory; so the one with the group's first rows brings them into the L2 cache `ahead`
- * steps before. */
+/* Asks for all loads of the cluster's tiles, as stages become free. One thread. */
 template <typename Tile>
 static __device__ inline void product_load(product_shared<Tile> *shared, const CUtensorMap *x,
-                                           const CUtensorMap *w, const product_grid *grid, uint32_t ahead) {
+                                           const CUtensorMap *w, const product_grid *grid) {
     constexpr int kHalfCols = Tile::kCols / kProductCluster;
     const uint32_t rank = ptx_cluster_ctarank(), clusters = gridDim.x / kProductCluster;
     const uint64_t x_policy = ptx_createpolicy_evict_last(), w_policy = ptx_createpolicy_evict_first();
     uint32_t stage = 0, parity = 1; /* nobody has to leave a fresh stage */
     for (uint32_t t = blockIdx.x / kProductCluster; t < grid->row_blocks * grid->col_blocks; t += clusters) {
         const product_place place = product_place_of(grid, t);
-        const bool first = ahead && place.row_block % grid->group_rows == 0;
         const int32_t row = (int32_t)((place.row_block * kProductCluster + rank) * kProductRows);
         const int32_t col = (int32_t)(place.col_block * Tile::kCols + rank * kHalfCols);
         for (uint32_t k = 0; k < grid->depth_blocks; k++) {
             const uint32_t full = shared_address(&shared->full[stage]);
-            if (first && k + ahead < grid->depth_blocks) {
-                ptx_tma_prefetch_2d(w, (int32_t)((k + ahead) * kProductDepth), col);
-            }
             product_wait(shared_address(&shared->empty[stage]), parity);
             ptx_mbarrier_arrive_expect_tx(full, Tile::kStageBytes);
             ptx_tma_load_2d(shared_address(shared->a[stage]), x, (int32_t)(k * kProductDepth), row, full,

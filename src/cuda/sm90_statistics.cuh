@@ -119,27 +119,32 @@ static __device__ inline int32_t lane_find(const tile_logits z, int tile, int ha
     return at;
 }
 
-template <bool kEntropy>
+/* Pace: the arithmetic of one warpgroup takes cycles from the other's products, and the more so the denser it
+ * comes. So a sum of kPace logits waits for the one before: through `zero`, which is 0. kPace 0: as it comes.
+ */
+template <int kPace>
 static __device__ inline void lane_sums(const tile_logits z, int tile, int half, int h, float minus_k,
-                                        uint64_t *s_sum, uint64_t *u_sum) {
+                                        uint32_t zero, uint64_t *s_sum, uint64_t *u_sum) {
     uint64_t s = 0, u = 0;
-    uint32_t s_few = 0, u_few = 0;
+    uint32_t s_few = 0, u_few = 0, before = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         uint32_t s1, u1;
-        grid_terms<kEntropy>(z[half][logit_at(tile, i / 2, h, i % 2)], minus_k, &s1, &u1);
+        if (kPace && i && i % kPace == 0) {
+            minus_k = __uint_as_float(__float_as_uint(minus_k) | (before & zero));
+        }
+        grid_terms<true>(z[half][logit_at(tile, i / 2, h, i % 2)], minus_k, &s1, &u1);
+        before = s1;
         /* terms of s are at most 2^30 and of u at most 0.54 2^30: three, and seven, fit 32 bits */
         s_few += s1;
         if (i % 3 == 2 || i == 15) {
             s += s_few;
             s_few = 0;
         }
-        if (kEntropy) {
-            u_few += u1;
-            if (i % 7 == 6 || i == 15) {
-                u += u_few;
-                u_few = 0;
-            }
+        u_few += u1;
+        if (i % 7 == 6 || i == 15) {
+            u += u_few;
+            u_few = 0;
         }
     }
     *s_sum = s;
@@ -230,7 +235,7 @@ static __device__ inline void dump_row(const tile_logits z, int tile, int r, int
 /* ---- A tile ------------------------------------------------------------------------------------- */
 
 /* One canonical tile of the warp's 32 rows; `tile` is a constant where this is inlined. */
-template <bool kEntropy, bool kOptions>
+template <bool kOptions, int kPace>
 static __device__ inline void gather_columns(const lli_cuda_fused *args, const tile_logits z, int tile,
                                              int64_t column, warp_memory *memory) {
     const int lane = this_lane();
@@ -246,20 +251,20 @@ static __device__ inline void gather_columns(const lli_cuda_fused *args, const t
             max[h] = quad_max(lane_max(z, tile, half, h));
             /* beyond the float formula, where the sums are not used, any anchor */
             const float k = lli_softmax_anchor(fminf(fmaxf(max[h], -LLI_Z_FLOAT), LLI_Z_FLOAT));
-            lane_sums<kEntropy>(z, tile, half, h, -k, &s[h], &u[h]);
+            lane_sums<kPace>(z, tile, half, h, -k, args->zero, &s[h], &u[h]);
             if (kOptions && args->want_argmax) at[h] = lane_find(z, tile, half, h, max[h], lane);
         }
         own_max[half] = lane & 1 ? max[1] : max[0];
         s[0] = keep_sum(s[0], s[1], lane, 1);
-        if (kEntropy) u[0] = keep_sum(u[0], u[1], lane, 1);
+        u[0] = keep_sum(u[0], u[1], lane, 1);
         if (kOptions && args->want_argmax) own_at[half] = keep_min(at[0], at[1], lane, 1);
         if (half == 0) {
             memory->s[tile][lane] = s[0];
-            if (kEntropy) memory->u[tile][lane] = u[0];
+            memory->u[tile][lane] = u[0];
             out_of_registers();
         } else {
             memory->s[tile][lane] = keep_sum(memory->s[tile][lane], s[0], lane, 2);
-            if (kEntropy) memory->u[tile][lane] = keep_sum(memory->u[tile][lane], u[0], lane, 2);
+            memory->u[tile][lane] = keep_sum(memory->u[tile][lane], u[0], lane, 2);
         }
     }
     const float m = lane & 2 ? own_max[1] : own_max[0];
@@ -288,7 +293,7 @@ static __device__ inline void gather_columns(const lli_cuda_fused *args, const t
 }
 
 /* The tiles gathered, into the row's slot, which is the worker's own. */
-template <bool kEntropy, bool kOptions>
+template <bool kOptions>
 static __device__ inline void add_to_slot(const lli_cuda_fused *args, const warp_memory *memory) {
     const int lane = this_lane();
     const int32_t row = memory->row[lane];
@@ -301,7 +306,7 @@ static __device__ inline void add_to_slot(const lli_cuda_fused *args, const warp
         for (int tile = 0; tile < kTilesOfWorker; tile++) {
             if (!(counted >> tile & 1)) continue;
             lli_softmax_add(&sums, memory->k[tile][lane], (int64_t)memory->s[tile][lane],
-                            kEntropy ? (int64_t)memory->u[tile][lane] : 0);
+                            (int64_t)memory->u[tile][lane]);
         }
         slot->sums = sums;
     }
@@ -313,7 +318,7 @@ static __device__ inline void add_to_slot(const lli_cuda_fused *args, const warp
 }
 
 /* All of a worker's tile: rows [row, row + 128) of the chunk, columns [column, column + 192). */
-template <bool kEntropy, bool kOptions>
+template <bool kOptions, int kPace>
 static __device__ inline void gather_tile(const lli_cuda_fused *args, tile_logits z, int32_t row,
                                           int64_t column, warp_memory *memory) {
     const int lane = this_lane(), warp = (int)(ptx_tid_x() % 128 / 32);
@@ -333,10 +338,10 @@ static __device__ inline void gather_tile(const lli_cuda_fused *args, tile_logit
     for (int tile = 0; tile < kTilesOfWorker; tile++) {
         __syncwarp(); /* what owners wrote is there for all lanes */
         out_of_registers();
-        gather_columns<kEntropy, kOptions>(args, z, tile, column + kTileCols * tile, memory);
+        gather_columns<kOptions, kPace>(args, z, tile, column + kTileCols * tile, memory);
     }
     out_of_registers();
-    add_to_slot<kEntropy, kOptions>(args, memory);
+    add_to_slot<kOptions>(args, memory);
 }
 
 #endif

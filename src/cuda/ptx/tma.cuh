@@ -24,24 +24,11 @@ static __device__ inline uint64_t ptx_createpolicy_evict_last(void) {
     return policy;
 }
 
-static __device__ inline uint64_t ptx_createpolicy_evict_normal(void) {
-    uint64_t policy;
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
-
 static __device__ inline void ptx_tma_load_2d(uint32_t to, const CUtensorMap *map, int32_t inner,
                                               int32_t outer, uint32_t barrier, uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                  "l"(map), "r"(inner), "r"(outer), "r"(barrier), "l"(policy)
-                 : "memory");
-}
-
-/* The same box into the L2 cache only. */
-static __device__ inline void ptx_tma_prefetch_2d(const CUtensorMap *map, int32_t inner, int32_t outer) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(inner),
-                 "r"(outer)
                  : "memory");
 }
 
