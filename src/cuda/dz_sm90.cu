@@ -10,7 +10,8 @@
  *
  * Shared memory, 227,408 bytes: the ring of 5 stages of 40 KiB and its barriers; for each warp the
  * coefficients of its 32 rows and a row of 192 logits. Registers: 24 for the loading warpgroup, 240 for the
- * others. Variants: with the entropy's gradient or without. Needs sm_90a. */
+ * others. Variants: with the entropy's gradient; without it, at two paces. Needs sm_90a.
+ */
 #include "cuda/dz.cuh"
 #include "cuda/sm90_tiles.cuh"
 
@@ -45,12 +46,13 @@ static __device__ inline void wide_row(const lli_cuda_dz *args, const float *z, 
 }
 
 /* One of the lane's four rows: r = 2 half + h. `limit`: columns of the tile that are written, a multiple of
- * 64; `left`: those that are real. */
-template <bool kGamma>
+ * 64; `left`: those that are real. kSlow: each logit waits for the one before, through `zero`
+ * (sm90_statistics.cuh says why). */
+template <bool kGamma, bool kSlow>
 static __device__ inline void dz_of_row(const lli_cuda_fused_dz *args, const float (&z)[kHalfSums], int h,
                                         const dz_row *coefficients, uint16_t *out, int32_t limit,
                                         int32_t left, int lane) {
-    const dz_row row = *coefficients;
+    dz_row row = *coefficients;
     const int pair = 2 * (lane % 4);
     uint32_t *to = (uint32_t *)(out + pair);
 #pragma unroll
@@ -64,6 +66,8 @@ static __device__ inline void dz_of_row(const lli_cuda_fused_dz *args, const flo
                 const float with = dz_of<true, true>(&args->dz.transform, &row, raw, 1.0f);
                 dz[e] = row.gamma != 0.0f ? with : dz[e];
             }
+            if (kSlow)
+                row.k = __uint_as_float(__float_as_uint(row.k) | (__float_as_uint(dz[e]) & args->zero));
         }
         if (8 * (j / kGroupsOf64 * kGroupsOf64) < limit) to[4 * j] = row.dead ? 0u : bf16_pair(dz[0], dz[1]);
     }
@@ -79,7 +83,7 @@ static __device__ inline void dz_of_row(const lli_cuda_fused_dz *args, const flo
     }
 }
 
-template <bool kGamma>
+template <bool kGamma, bool kSlow>
 static __device__ inline void write_tile(const lli_cuda_fused_dz *args, float (&z)[2][kHalfSums],
                                          int32_t first_row, int32_t column, dz_warp *memory) {
     const int lane = (int)(ptx_tid_x() % 32), warp = (int)(ptx_tid_x() % 128 / 32);
@@ -101,7 +105,7 @@ static __device__ inline void write_tile(const lli_cuda_fused_dz *args, float (&
         uint16_t *out = (uint16_t *)args->dz.dz + row * args->dz.dz_ld + column;
         const bool wide = coefficients->wide && !coefficients->dead;
         if (row < args->dz.padded_rows && !wide) {
-            dz_of_row<kGamma>(args, z[r / 2], r % 2, coefficients, out, limit, left, lane);
+            dz_of_row<kGamma, kSlow>(args, z[r / 2], r % 2, coefficients, out, limit, left, lane);
         }
         for (uint32_t waiting = __ballot_sync(0xffffffffu, wide && row < args->dz.padded_rows); waiting;) {
             const int quad = (__ffs((int)waiting) - 1) / 4;
@@ -128,7 +132,8 @@ static __device__ inline void write_tile(const lli_cuda_fused_dz *args, float (&
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-template <bool kGamma> static __device__ inline void work(const lli_cuda_fused_dz *args, dz_shared *shared) {
+template <bool kGamma, bool kSlow>
+static __device__ inline void work(const lli_cuda_fused_dz *args, dz_shared *shared) {
     const uint32_t second = threadIdx.x / 128 - 1;
     float z[2][kHalfSums];
     product_take_turns<fused_tile>(second);
@@ -138,13 +143,14 @@ template <bool kGamma> static __device__ inline void work(const lli_cuda_fused_d
         const product_grid grid = grid_of(&args->tiles);
         const product_place place = product_place_of(&grid, tile_of(&args->tiles, tile));
         const uint32_t block = place.row_block * kProductCluster + ptx_cluster_ctarank();
-        write_tile<kGamma>(args, z, (int32_t)(block * kProductRows), (int32_t)(place.col_block * kFusedCols),
-                           &shared->warps[ptx_tid_x() / 32 - 4]);
+        write_tile<kGamma, kSlow>(args, z, (int32_t)(block * kProductRows),
+                                  (int32_t)(place.col_block * kFusedCols),
+                                  &shared->warps[ptx_tid_x() / 32 - 4]);
     }
 }
 #endif
 
-template <bool kGamma>
+template <bool kGamma, bool kSlow>
 static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__(kProductThreads, 1)
     fused_dz(const __grid_constant__ lli_cuda_fused_dz args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -159,7 +165,7 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
         }
     } else {
         ptx_setmaxnreg_inc<kConsumerRegisters>();
-        work<kGamma>(&args, shared);
+        work<kGamma, kSlow>(&args, shared);
     }
     product_close();
 #endif
@@ -167,11 +173,14 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
 
 typedef void dz_kernel(const lli_cuda_fused_dz);
 
-static dz_kernel *const kernels[] = {fused_dz<false>, fused_dz<true>};
+enum { kPlain, kPlainSlow, kWithGamma, kSlowDepth = 64 /* as in fused_sm90.cu */ };
+static dz_kernel *const kernels[] = {fused_dz<false, false>, fused_dz<false, true>, fused_dz<true, false>};
 
 extern "C" int lli_cuda_fused_dz_launch(const lli_cuda_fused_dz *args, cudaStream_t stream) {
-    return launch(kernels[args->want_gamma != 0], dim3(kProductCluster * args->tiles.clusters),
-                  dim3(kProductThreads), sizeof(dz_shared), stream, *args);
+    const int plain = args->tiles.depth_blocks >= kSlowDepth ? kPlainSlow : kPlain;
+    return launch(kernels[args->want_gamma ? kWithGamma : plain],
+                  dim3(kProductCluster * args->tiles.clusters), dim3(kProductThreads), sizeof(dz_shared),
+                  stream, *args);
 }
 
 extern "C" int lli_cuda_load_fused_dz(void) {

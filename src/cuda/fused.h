@@ -68,6 +68,7 @@ typedef struct lli_cuda_fused_dz {
     lli_cuda_tiles tiles;
     lli_cuda_dz dz;
     int32_t want_gamma; /* a row's gamma may be other than 0 */
+    uint32_t zero;      /* 0, which the compiler does not know */
 } lli_cuda_fused_dz;
 LLI_C int lli_cuda_fused_dz_launch(const lli_cuda_fused_dz *args, cudaStream_t stream);
 LLI_C int lli_cuda_load_fused_dz(void);

@@ -120,8 +120,7 @@ static __device__ inline int32_t lane_find(const tile_logits z, int tile, int ha
 }
 
 /* Pace: the arithmetic of one warpgroup takes cycles from the other's products, and the more so the denser it
- * comes. So a sum of kPace logits waits for the one before: through `zero`, which is 0. kPace 0: as it comes.
- */
+ * comes. So each kPace logits wait for those before, through `zero`, which is 0. kPace 16: as they come. */
 template <int kPace>
 static __device__ inline void lane_sums(const tile_logits z, int tile, int half, int h, float minus_k,
                                         uint32_t zero, uint64_t *s_sum, uint64_t *u_sum) {
@@ -130,7 +129,7 @@ static __device__ inline void lane_sums(const tile_logits z, int tile, int half,
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         uint32_t s1, u1;
-        if (kPace && i && i % kPace == 0) {
+        if (i && i % kPace == 0) {
             minus_k = __uint_as_float(__float_as_uint(minus_k) | (before & zero));
         }
         grid_terms<true>(z[half][logit_at(tile, i / 2, h, i % 2)], minus_k, &s1, &u1);

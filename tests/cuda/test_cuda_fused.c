@@ -85,6 +85,7 @@ static void the_bits_of_products_and_statistics(void **state) {
         "fwd:bf16:n300:d520:v1000",
         "fwd:bf16:n17:d4096:v700",
         "fwd:bf16:n1:d4096:v50257",
+        "fwd:bf16:n700:d4160:v3001",
         "fwd:bf16:n700:d256:v30001",
         "fwd:bf16:n1000:d1000:v12345:ign3",
         "fwd:bf16:n1800:d320:v9001",
@@ -157,6 +158,9 @@ static bool forward_then_backward(const char *kernel, const struct problem *prob
 static void gradients_without_logits(void **state) {
     (void)state;
     static const char *const texts[] = {
+        "fb:bf16:n70:d4096:v700:gwf32",
+        "fb:bf16:n300:d4160:v1000",
+        "fb:bf16:n70:d4096:v700:up",
         "fb:bf16:n1:d8:v1:up",
         "fb:bf16:n1:d64:v700",
         "fb:bf16:n129:d120:v193:up:gwf32:gxf32",
