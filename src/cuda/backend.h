@@ -16,7 +16,7 @@ const char *lli_cuda_pass_name(ll_pass pass);
 
 /* What the kernels differ in (lli_kernel.isa; NULL: nothing of it). */
 typedef struct lli_cuda_variant {
-    /* Logits are formed again at the rate of the product alone, so keeping only some of them is no gain. */
+    /* Logits are formed again at the rate of the product alone: keeping a part of them is worth less. */
     bool cheap_logits;
 } lli_cuda_variant;
 

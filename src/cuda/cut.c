@@ -158,7 +158,9 @@ static void try_one_pass(const lli_kernel *kernel, const lli_problem *problem, s
         one.one_pass_tokens = lli_max(kOnePassTokens, smaller(one.one_pass_tokens));
         kept = fit_kept(problem, &one, budget, v_cols);
     }
-    if (!kept || (kept < v_cols && variant && variant->cheap_logits)) return;
+    /* Several chunks that keep a part lose to a recomputing pass with fewer, larger ones. */
+    if (kept < v_cols && n > one.one_pass_tokens && variant && variant->cheap_logits) return;
+    if (!kept) return;
     one.kept_cols = kept < v_cols ? kept : 0;
     *config = one;
 }
