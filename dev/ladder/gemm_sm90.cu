@@ -1,8 +1,9 @@
 /* gemm_sm90 [check|time]: the product of src/cuda/sm90_product.cuh by itself, and the forward that is made of
  * it, against cuBLASLt.
  *
- *   check   f32 logits, bit for bit, ragged sizes too; the forward's sums on grids of several shapes, bit for
- * bit time    in turn with cuBLASLt (bf16 out, its first heuristic), medians; "sums only" writes nothing
+ *   check   f32 logits, bit for bit, ragged sizes too; the forward's sums on grids of several shapes and at
+ *           several paces, bit for bit
+ *   time    in turn with cuBLASLt (bf16 out, its first heuristic), medians; "sums only" writes nothing
  *
  * build: nvcc -O3 -std=c++20 -fmad=false -I../../src -I../../include -gencode=arch=compute_90a,code=sm_90a
  *        --diag-suppress=177 gemm_sm90.cu -lcublasLt

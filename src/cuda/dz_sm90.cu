@@ -10,8 +10,7 @@
  *
  * Shared memory, 227,408 bytes: the ring of 5 stages of 40 KiB and its barriers; for each warp the
  * coefficients of its 32 rows and a row of 192 logits. Registers: 24 for the loading warpgroup, 240 for the
- * others. Variants: with the entropy's gradient; without it, at two paces. Needs sm_90a.
- */
+ * others. Variants: with the entropy's gradient; without it, at two paces. Needs sm_90a. */
 #include "cuda/dz.cuh"
 #include "cuda/sm90_tiles.cuh"
 

@@ -4,12 +4,11 @@
  *   fused     products and statistics of all tiles of 128 tokens and 192 columns
  *   merge     the slots of a row into its lli_cuda_row, which finish.cu takes
  *
- * A worker is one of the two warpgroups of a cluster that multiply: number q < W = 2 clusters does tiles q, q
- * + W, ... of the launch. It adds a row's tiles to a slot of its own. Tiles are numbered through a group of
+ * A worker is one of the two warpgroups of a cluster that multiply: number q < W = 2 clusters does tiles q,
+ * q + W, ... of the launch. It adds a row's tiles to a slot of its own. Tiles are numbered through a group of
  * row blocks, whose first tile is `base`, row blocks first (sm90_product.cuh). With h the group's row blocks
- * and g the greatest common divisor of W and h, worker q meets the row blocks of the group that are q - base
- * modulo g. So a row has W / g slots, and the worker owns number ((q - base) mod W) / g of each row that it
- * meets:
+ * and g the greatest common divisor of W and h, worker q meets those row blocks that are q - base modulo g.
+ * So a row has W / g slots, and the worker owns number ((q - base) mod W) / g of each row that it meets:
  *
  *   slots [parts][n_rows]        parts: the most that a group has
  *

@@ -1,9 +1,10 @@
 /* The product x w^T of a block of tokens and a block of columns on Hopper: copy engine, mbarriers, wgmma.
  *
- *   cluster       two blocks, one above the other: 2 x 128 rows of x, the same kCols rows of w. Each loads
- * its own rows of x and half of w's, the half into both blocks' shared memory warpgroup 0   one thread of it
- * asks for the loads (24 registers) 1 and 2       multiply (240 registers): in turn, a whole tile each
- * (kTurns), so that one's epilogue runs behind the other's products; or 64 rows each of the same tile
+ *   cluster         two blocks, one above the other: 2 x 128 rows of x, the same kCols rows of w. Each loads
+ *                   its own rows of x and half of w's, that half into both blocks' shared memory
+ *   warpgroup 0     one thread of it asks for the loads; 24 registers
+ *   1 and 2         multiply; 240 registers. In turn, a whole tile each, so that one's epilogue runs behind
+ *                   the other's products (kTurns), or 64 rows each of the same tile
  *
  * Shared memory is a ring of kStages, each with 64 of k (one 128-byte row of the 128-byte swizzle):
  *
@@ -11,10 +12,9 @@
  *
  *   full[s]    1 arrival and kStageBytes of loads     producer -> the warpgroups that multiply
  *   empty[s]   an arrival of every warp that read the stage, of both blocks: the peer's half of w lands here
- *
- *   turn       named barriers, one a warpgroup: it may take its stages, the other has taken all of its own. A
- *              parity tells only two phases apart, so a warpgroup that looked at a stage two rounds ahead
- * would take the round before for its own
+ *   turn       named barriers, one a warpgroup: it may take its stages, the other has taken all of its own.
+ *              A parity tells only two phases apart, so a warpgroup that looked at a stage two rounds ahead
+ *              would take the round before for its own
  *
  * A sum is added up in ascending k by one instruction kind, never split: its bits do not depend on the tile,
  * the grid or the number of tokens. */

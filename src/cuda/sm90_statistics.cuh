@@ -1,13 +1,14 @@
 /* Statistics of a tile of raw logits that lies in a warpgroup's registers as wgmma leaves it: the integer
  * softmax of core/softmax.h, as stats.cu makes it from memory, with the same bits.
  *
- *   a lane      four rows, r = 2 half + h: row 64 half + 16 warp + 8 h + lane / 4; of each, 16 columns of
- * every canonical tile four lanes  a quad, holds four rows together. Maxima go to all four; sums are
- * exchanged so that lane q of the quad ends with those of row r = q: it is the row's owner, adds to the row's
- * slot and knows its target
+ *   a lane       four rows: r = 2 half + h is row 64 half + 16 warp + 8 h + lane / 4; of each, 16 columns of
+ *                every canonical tile
+ *   four lanes   a quad, which holds four rows together. Maxima go to all four; sums are exchanged so that
+ *                lane q of the quad ends with those of row r = q: it is the row's owner, adds to the row's
+ *                slot and knows its target
  *
  * A tile that holds the row's target, or logits beyond the float formula, is set apart: its row of 64 logits
- * is written to the warp's 256 bytes of shared memory, and the warp looks at it together. */
+ * is written to the warp's shared memory, and the warp looks at it together. */
 #ifndef LLI_CUDA_SM90_STATISTICS_CUH
 #define LLI_CUDA_SM90_STATISTICS_CUH
 

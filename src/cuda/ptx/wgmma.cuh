@@ -1,9 +1,10 @@
 /* Matrix products of a warpgroup, asynchronous: operands lie in shared memory, sums in registers. One
  * instruction a function, named after it.
  *
- * Of the sum [64, n], lane l of warp w holds acc[4 j + 2 h + e] = (row 16 w + 8 h + l / 4, column 8 j + 2 (l
- * % 4) + e). A descriptor tells where an operand's box of 64 elements a row starts and how it is swizzled
- * (wgmma.cuh's users build it). `add` 0 overwrites the sum. sm_90a. */
+ *   acc[4 j + 2 h + e] of lane l of warp w     row 16 w + 8 h + l / 4, column 8 j + 2 (l % 4) + e of the sum
+ *
+ * A descriptor tells where an operand's rows start and how they are swizzled; who calls builds it. `add` 0
+ * overwrites the sum. sm_90a. */
 #ifndef LLI_CUDA_PTX_WGMMA_CUH
 #define LLI_CUDA_PTX_WGMMA_CUH
 
