@@ -125,7 +125,8 @@ static bool same_build(const lli_host *h) {
 LL_API const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, size_t why_bytes);
 
 const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, size_t why_bytes) {
-    static const lli_kernel *const kernels[] = {&lli_linear_ce_cuda, &lli_ce_cuda, NULL};
+    static const lli_kernel *const kernels[] = {&lli_linear_ce_cuda_sm90, &lli_linear_ce_cuda, &lli_ce_cuda,
+                                                NULL};
     static const lli_device_memory memory = {take, release, to_device, to_host, wait_for_all};
     static const lli_backend_library library = {kernels, &memory, describe};
     if (!same_build(from)) {

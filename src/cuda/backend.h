@@ -14,6 +14,12 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch);
 /* By ll_pass: the first words of error sentences. */
 const char *lli_cuda_pass_name(ll_pass pass);
 
-extern const lli_kernel lli_linear_ce_cuda, lli_ce_cuda;
+/* What the kernels differ in (lli_kernel.isa; NULL: nothing of it). */
+typedef struct lli_cuda_variant {
+    /* Logits are formed again at the rate of the product alone: keeping a part of them is worth less. */
+    bool cheap_logits;
+} lli_cuda_variant;
+
+extern const lli_kernel lli_linear_ce_cuda_sm90, lli_linear_ce_cuda, lli_ce_cuda;
 
 #endif

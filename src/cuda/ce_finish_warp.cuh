@@ -37,7 +37,7 @@ static __device__ inline lli_row_result merge_records(const lli_cuda_ce *args, c
             at = record->argmax;
         }
     }
-    sum_states(kEntropy, &row);
+    sum_lanes_softmax(&row, kEntropy);
     /* even lanes take the whole row, odd ones the row without its target */
     const lli_softmax tile = lane_of() % 2 ? target->rest : target->whole;
     lli_softmax_merge(&row, &tile);

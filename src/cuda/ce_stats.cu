@@ -121,7 +121,7 @@ static __global__ void __launch_bounds__(32 * kWarps, 4) stats(const __grid_cons
         }
         __syncwarp(); /* every lane has read its tile before the next stage is written */
     }
-    sum_states(kEntropy, &state.sums);
+    sum_lanes_softmax(&state.sums, kEntropy);
     max_lanes(&state.max, &state.argmax);
     if (lane == 0) of_warp[warp] = state;
     __syncthreads(); /* every warp's state */
@@ -130,7 +130,7 @@ static __global__ void __launch_bounds__(32 * kWarps, 4) stats(const __grid_cons
     state.max = -INFINITY;
     state.argmax = -1;
     if (lane < kWarps) state = of_warp[lane];
-    sum_states(kEntropy, &state.sums);
+    sum_lanes_softmax(&state.sums, kEntropy);
     max_lanes(&state.max, &state.argmax);
     if (lane != 0) return;
     out->others = state.sums;

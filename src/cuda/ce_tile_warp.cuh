@@ -112,14 +112,14 @@ static __device__ inline void hang_sums(const uint64_t *records, const uint64_t 
     }
     /* Two records of a lane at most: each limb below 2^38, and u's below 2^45. */
     if (__any_sync(kAllLanes, lower)) {
-        row->s[0] = sum_lanes<2>(row->s[0]);
-        if (kEntropy) row->u[0] = sum_lanes(row->u[0]);
+        row->s[0] = sum_lanes_narrow<2>(row->s[0]);
+        if (kEntropy) row->u[0] = sum_lanes_narrow<3>(row->u[0]);
     }
-    row->s[1] = sum_lanes<2>(row->s[1]);
-    row->s[2] = sum_lanes<2>(row->s[2]);
+    row->s[1] = sum_lanes_narrow<2>(row->s[1]);
+    row->s[2] = sum_lanes_narrow<2>(row->s[2]);
     if (!kEntropy) return;
-    row->u[1] = sum_lanes(row->u[1]);
-    row->u[2] = sum_lanes(row->u[2]);
+    row->u[1] = sum_lanes_narrow<3>(row->u[1]);
+    row->u[2] = sum_lanes_narrow<3>(row->u[2]);
 }
 
 /* What a bulk copy cannot bring: a row's last bytes, and -inf up to the end of its tile. By the warp that has
@@ -148,7 +148,7 @@ static __device__ __noinline__ void gather_wide(const ce_block<E> *block, const 
         const tile_load<E, kPlain> load = load_of<E, kPlain>(block, data, t, 0);
         any_tile<kEntropy, piece_of<E>::kCount>(load, tile_max<piece_of<E>::kCount>(load), row);
     }
-    sum_states(kEntropy, row);
+    sum_lanes_softmax(row, kEntropy);
 }
 
 /* Lowest column of the tile whose logit is `max`; -1 without a tile. */

@@ -1,6 +1,7 @@
 /* Chunk sizes within the budget, and the carving of the workspace (cut.h). */
 #include "cuda/cut.h"
 #include "core/dtype.h"
+#include "cuda/backend.h"
 
 enum {
     kDefaultBudgetMib = 512,
@@ -142,7 +143,9 @@ static int64_t fit_kept(const lli_problem *problem, const lli_config *one, size_
 
 /* 3 GEMMs (and a part of a fourth) where grad_w can be added to chunk by chunk in f32, or one chunk is all.
  */
-static void try_one_pass(const lli_problem *problem, size_t budget, int64_t v_cols, lli_config *config) {
+static void try_one_pass(const lli_kernel *kernel, const lli_problem *problem, size_t budget, int64_t v_cols,
+                         lli_config *config) {
+    const lli_cuda_variant *variant = kernel->isa;
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
     const int64_t n = lli_max(1, problem->n_tokens_max);
     lli_config one = *config;
@@ -155,6 +158,8 @@ static void try_one_pass(const lli_problem *problem, size_t budget, int64_t v_co
         one.one_pass_tokens = lli_max(kOnePassTokens, smaller(one.one_pass_tokens));
         kept = fit_kept(problem, &one, budget, v_cols);
     }
+    /* Several chunks that keep a part lose to a recomputing pass with fewer, larger ones. */
+    if (kept < v_cols && n > one.one_pass_tokens && variant && variant->cheap_logits) return;
     if (!kept) return;
     one.kept_cols = kept < v_cols ? kept : 0;
     *config = one;
@@ -167,7 +172,6 @@ static bool over(const lli_problem *problem, const lli_config *config, size_t bu
 
 ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
                              lli_config *config) {
-    (void)kernel;
     (void)agreed;
     const size_t budget =
         problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
@@ -211,7 +215,7 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
         c.grad_tokens = lli_min(n, kOnePassTokens);
         c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
     }
-    try_one_pass(problem, budget, cut.v_cols, &c);
+    try_one_pass(kernel, problem, budget, cut.v_cols, &c);
     for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         const size_t bytes = bytes_of(problem, &c, (ll_pass)pass);
         if (bytes > most) most = bytes;

@@ -52,6 +52,21 @@ static __device__ inline float exp2_grid(float d, int32_t grid_bits) {
     return p * __uint_as_float((uint32_t)(n + grid_bits + 127) << 23);
 }
 
+/* 2^30 p and 2^30 p (-d) of a logit, rounded to nearest even: core/softmax.c (grid_float), with the power of
+ * two put on by the exponent field. */
+template <bool kEntropy>
+static __device__ inline void grid_terms(float z, float minus_k, uint32_t *s, uint32_t *u) {
+    const float kShift = 0x1.8p23f + kGridBits; /* leaves rint(d) + 30 in the low bits */
+    const float d = fmaxf(fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k)), -64.0f);
+    const float shifted = d + kShift;
+    const float f = d - (shifted - kShift);
+    const float p = fmaf(exp2_quotient(f), f, 1.0f);
+    /* times 2^(rint(d) + 30) by the exponent field: the product is normal and exact */
+    const float scaled = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+    *s = __float2uint_rn(scaled);
+    if (kEntropy) *u = __float2uint_rn(scaled * -d);
+}
+
 /* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation; see src/cpu/micro_row.h. */
 static __device__ inline float softcap_of(float raw, float cap, float *slope) {
     const float u = raw / cap;
@@ -71,6 +86,29 @@ static __device__ inline float logit_of(const lli_cuda_transform *transform, flo
     if (transform->softcap != 0.0f) raw = softcap_of(raw, transform->softcap, slope);
     return transform->temperature != 1.0f ? raw / transform->temperature : raw;
 }
+
+/* ---- A warp ------------------------------------------------------------------------------------- */
+
+static __device__ inline int64_t sum_lanes(int64_t value) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        value += (int64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)value, mask);
+    }
+    return value;
+}
+
+/* Every lane gets the sum of all lanes' rows: hung at one height, limbs add up. Integers, so the order does
+ * not matter. */
+static __device__ inline void sum_lanes_softmax(lli_softmax *row, bool entropy) {
+    lli_softmax_raise(row, __reduce_max_sync(0xffffffffu, row->top));
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        row->s[i] = sum_lanes(row->s[i]);
+        if (entropy) row->u[i] = sum_lanes(row->u[i]);
+    }
+}
+
+/* ---- Exact sums --------------------------------------------------------------------------------- */
 
 /* acc += value, by several threads at once; integer additions, so in any order. */
 static __device__ inline void exact_add_parts(lli_exact *acc, lli_exact_parts parts) {

@@ -1,5 +1,6 @@
 /* Forward: logits of a chunk of tokens and a block of columns, small enough for the L2 cache, and their
- * statistics, block after block; then the rows are finished. */
+ * statistics, block after block, or all in one kernel (fused.h); then the rows are finished. */
+#include "cuda/fused.h"
 #include "cuda/run.h"
 
 enum { kEvenCols = 8 }; /* cuBLASLt's products on sm_90 have a multiple of this many columns */
@@ -146,8 +147,14 @@ ll_status lli_cuda_prepare(const lli_cuda_run *run) {
 
 ll_status lli_cuda_forward(const lli_cuda_run *run) {
     const int64_t n = run->call->n_tokens;
+    lli_cuda_fused fused;
     for (int64_t first = 0; first < n; first += run->cut.forward_tokens) {
         const lli_cuda_chunk chunk = {first, lli_min(run->cut.forward_tokens, n - first)};
+        if (lli_cuda_fused_takes(run, &chunk, &fused)) {
+            LLI_TRY(lli_cuda_fused_gather(run, &fused));
+            LLI_TRY(lli_cuda_finish_rows(run, &chunk, 1));
+            continue;
+        }
         const int64_t cols = lli_cuda_block_cols(&run->cut, chunk.count);
         const int32_t parts = lli_cuda_parts(&run->cut, chunk.count, cols);
         for (int64_t c = 0; c < run->cut.v; c += cols) {

@@ -35,8 +35,13 @@ typedef struct lli_cuda_device {
     int32_t dtype;        /* of x, w and dz */
     cublasLtHandle_t lt;
     cublasLtMatmulAlgo_t algo[kGemmKinds];
+    int32_t clusters; /* of fused.h, that run at one time; 0: it is not used */
+    void *encode_map; /* the driver's function that describes an operand to the copy engine */
     char numerics[32];
 } lli_cuda_device;
+
+/* Makes the device ready for fused.h. CUDA, UNSUPPORTED. */
+ll_status lli_cuda_fused_open(lli_cuda_device *device);
 
 /* Row-major c[rows, cols] = alpha a b + beta c in the shapes above; `a` has the rows, strides count elements.
  */

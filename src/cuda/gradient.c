@@ -3,6 +3,7 @@
  *   logits -> dz (and its column sums) -> grad_x of the chunk += dz w, grad_w of the block += dz^T x
  *
  * A block has kSumCols columns whatever the budget, so grad_x, a sum over blocks, does not depend on it. */
+#include "cuda/fused.h"
 #include "cuda/run.h"
 
 /* A chunk and a block, and where the sum over chunks stands. */
@@ -41,37 +42,42 @@ static ll_status copy_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
     return LL_STATUS_OK;
 }
 
-/* dz of a piece of the block from its logits. */
-static ll_status to_dz(const lli_cuda_run *run, const grad_step *step, const lli_cuda_block *piece) {
+/* What dz of a piece of the block is made of. */
+static lli_cuda_dz dz_args(const lli_cuda_run *run, const grad_step *step, const lli_cuda_block *piece) {
     const int64_t offset = piece->begin - step->begin;
-    const lli_cuda_dz dz = {.logits = piece->logits,
-                            .ld = piece->ld,
-                            .n_rows = step->chunk->count,
-                            .n_cols = piece->count,
-                            .column = piece->begin,
-                            .first = step->chunk->first,
-                            .targets = run->targets,
-                            .transform = run->transform,
-                            .bias = run->pieces.bias,
-                            .class_weight = run->call->args->class_weight,
-                            .smoothing = run->cut.smoothing,
-                            .grads = run->pieces.grads + step->chunk->first,
-                            .dz = (char *)run->pieces.dz + offset * run->cut.element_bytes,
-                            .dz_ld = run->cut.sum_cols,
-                            .padded_rows = padded_rows(step->chunk),
-                            .padded_cols = lli_round_up(piece->count, kTileCols),
-                            .dtype = run->device->dtype,
-                            .bias_parts =
-                                run->call->args->grad_bias.data ? run->pieces.bias_parts + offset : NULL};
-    LLI_LAUNCH(run, "the gradients of logits", lli_cuda_dz_launch(&dz, run->stream));
-    return LL_STATUS_OK;
+    return (lli_cuda_dz){.logits = piece->logits,
+                         .ld = piece->ld,
+                         .n_rows = step->chunk->count,
+                         .n_cols = piece->count,
+                         .column = piece->begin,
+                         .first = step->chunk->first,
+                         .targets = run->targets,
+                         .transform = run->transform,
+                         .bias = run->pieces.bias,
+                         .class_weight = run->call->args->class_weight,
+                         .smoothing = run->cut.smoothing,
+                         .grads = run->pieces.grads + step->chunk->first,
+                         .dz = (char *)run->pieces.dz + offset * run->cut.element_bytes,
+                         .dz_ld = run->cut.sum_cols,
+                         .padded_rows = padded_rows(step->chunk),
+                         .padded_cols = lli_round_up(piece->count, kTileCols),
+                         .dtype = run->device->dtype,
+                         .bias_parts =
+                             run->call->args->grad_bias.data ? run->pieces.bias_parts + offset : NULL};
 }
 
-/* dz of the block, piece by piece, from logits that were kept or are formed again; and its column sums. */
+/* dz of the block, piece by piece, from logits that were kept or are formed again, in memory or not; and its
+ * column sums. */
 static ll_status form_dz(const lli_cuda_run *run, const grad_step *step) {
     const int64_t end = step->begin + step->count, cols = lli_cuda_block_cols(&run->cut, step->chunk->count);
     for (int64_t c = step->begin, n; c < end; c += n) {
-        lli_cuda_block piece = {.begin = c};
+        lli_cuda_block piece = {.begin = c, .count = end - c};
+        lli_cuda_dz dz = dz_args(run, step, &piece);
+        lli_cuda_fused_dz fused;
+        if (c >= run->cut.kept_cols && lli_cuda_fused_dz_takes(run, step->chunk, &dz, &fused)) {
+            LLI_TRY(lli_cuda_fused_form_dz(run, &fused));
+            break;
+        }
         if (c < run->cut.kept_cols) {
             n = lli_min(end, run->cut.kept_cols) - c;
             piece.logits = run->pieces.kept + c;
@@ -84,7 +90,8 @@ static ll_status form_dz(const lli_cuda_run *run, const grad_step *step) {
             piece.count = n;
             LLI_TRY(lli_cuda_form_logits(run, step->chunk, &piece));
         }
-        LLI_TRY(to_dz(run, step, &piece));
+        dz = dz_args(run, step, &piece);
+        LLI_LAUNCH(run, "the gradients of logits", lli_cuda_dz_launch(&dz, run->stream));
     }
     if (!run->call->args->grad_bias.data) return LL_STATUS_OK;
     LLI_LAUNCH(run, "adding up grad_bias",

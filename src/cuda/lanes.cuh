@@ -6,9 +6,9 @@
 
 static __device__ const unsigned kAllLanes = 0xffffffffu;
 
-/* 0 <= value < 2^(20 kPieces). Sums of 20 bits, because the warp's adder takes 32 and is one instruction,
- * where shuffles would be ten and as many additions. */
-template <int kPieces = 3> static __device__ inline int64_t sum_lanes(int64_t value) {
+/* sum_lanes for 0 <= value < 2^(20 kPieces). Sums of 20 bits, because the warp's adder takes 32 and is one
+ * instruction, where shuffles are ten and as many additions. */
+template <int kPieces> static __device__ inline int64_t sum_lanes_narrow(int64_t value) {
     int64_t sum = 0;
 #pragma unroll
     for (int i = 0; i < kPieces; i++) {
@@ -16,18 +16,6 @@ template <int kPieces = 3> static __device__ inline int64_t sum_lanes(int64_t va
         sum += (int64_t)__reduce_add_sync(kAllLanes, piece) << (20 * i);
     }
     return sum;
-}
-
-/* Every lane gets the sum of all lanes' states: hung at one height, limbs add up (below 2^57, softmax.h). */
-static __device__ inline void sum_states(bool entropy, lli_softmax *row) {
-    const int32_t top = __reduce_max_sync(kAllLanes, row->top);
-    if (__any_sync(kAllLanes, row->top != top && row->top != LLI_TOP_EMPTY)) lli_softmax_raise(row, top);
-    row->top = top;
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        row->s[i] = sum_lanes(row->s[i]);
-        if (entropy) row->u[i] = sum_lanes(row->u[i]);
-    }
 }
 
 /* Every lane gets the largest and, among equal ones, the lowest position; -1 is none. */

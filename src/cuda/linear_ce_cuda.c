@@ -152,6 +152,53 @@ static ll_status open_plan(ll_plan *plan) {
     return lli_gemm_open(device, plan->problem.n_hidden);
 }
 
+/* ---- On Hopper ---------------------------------------------------------------------------------- */
+
+/* The kernel's instructions are those of sm_90a and of no later device. */
+static bool hopper_ok(char *why, size_t why_bytes) {
+    int32_t device, arch;
+    if (!lli_cuda_here(why, why_bytes, &device, &arch)) return false;
+    if (arch != 90) {
+        snprintf(why, why_bytes, "GPU %d has compute capability %d.%d, wanted 9.0", device, arch / 10,
+                 arch % 10);
+        return false;
+    }
+#ifndef LLI_CUDA_SM90A
+    snprintf(why, why_bytes, "liblogitless_cuda was built without sm_90a (LL_CUDA_TARGETS)");
+    return false;
+#else
+    return true;
+#endif
+}
+
+static bool hopper_accepts(const lli_problem *problem, char *why, size_t why_bytes) {
+    if (!accepts(problem, why, why_bytes)) return false;
+    if (problem->x_dtype != LL_DTYPE_BF16) {
+        snprintf(why, why_bytes, "x and w are %s, wanted bf16", ll_dtype_name((ll_dtype)problem->x_dtype));
+        return false;
+    }
+    if (problem->n_hidden % 8 != 0) {
+        snprintf(why, why_bytes, "n_hidden is %lld: rows of bf16 start on 16 bytes for multiples of 8",
+                 (long long)problem->n_hidden);
+        return false;
+    }
+    if (problem->loss.softcap != 0.0f || problem->loss.label_smoothing > 0.0f) {
+        snprintf(why, why_bytes, "%s is not in this kernel",
+                 problem->loss.softcap != 0.0f ? "a softcap" : "label smoothing");
+        return false;
+    }
+    if (problem->v_local > INT32_MAX - kTileCols) {
+        snprintf(why, why_bytes, "v_local is %lld, beyond 31 bits", (long long)problem->v_local);
+        return false;
+    }
+    return true;
+}
+
+static ll_status open_hopper_plan(ll_plan *plan) {
+    LLI_TRY(open_plan(plan));
+    return lli_cuda_fused_open(plan->device);
+}
+
 static void close_plan(ll_plan *plan) {
     lli_cuda_device *device = plan->device;
     if (device->lt) (void)cublasLtDestroy(device->lt);
@@ -167,6 +214,24 @@ const lli_kernel lli_linear_ce_cuda = {
     .workspace = lli_cuda_workspace,
     .run = run,
     .open = open_plan,
+    .close = close_plan,
+    .numerics_here = numerics_here,
+};
+
+static const lli_cuda_variant hopper = {.cheap_logits = true};
+
+/* The same, but that a forward and a backward keep no logits: one kernel for products and what is made of
+ * them (fused.h). */
+const lli_kernel lli_linear_ce_cuda_sm90 = {
+    .name = "linear_ce_cuda_sm90",
+    .backend = LL_BACKEND_CUDA,
+    .machine_ok = hopper_ok,
+    .accepts = hopper_accepts,
+    .configure = lli_cuda_configure,
+    .workspace = lli_cuda_workspace,
+    .run = run,
+    .isa = &hopper,
+    .open = open_hopper_plan,
     .close = close_plan,
     .numerics_here = numerics_here,
 };

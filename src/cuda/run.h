@@ -48,6 +48,17 @@ ll_status lli_cuda_form_logits(const lli_cuda_run *run, const lli_cuda_chunk *ch
 /* Into the rows' statistics; `fresh`: the chunk's first block. */
 ll_status lli_cuda_gather(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_block *block,
                           int32_t parts, bool fresh);
+/* The same of all columns at once, without logits in memory. False where the operands do not lie as the copy
+ * engine reads them, or there is no kernel for this device: bits are the same either way. */
+struct lli_cuda_fused;
+bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, struct lli_cuda_fused *fused);
+ll_status lli_cuda_fused_gather(const lli_cuda_run *run, const struct lli_cuda_fused *fused);
+/* Likewise dz of the chunk and the columns that `dz` names. */
+struct lli_cuda_fused_dz;
+bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_dz *dz,
+                             struct lli_cuda_fused_dz *fused);
+ll_status lli_cuda_fused_form_dz(const lli_cuda_run *run, const struct lli_cuda_fused_dz *fused);
+
 /* Results of the chunk's rows. */
 ll_status lli_cuda_finish_rows(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int32_t parts);
 

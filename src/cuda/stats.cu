@@ -28,20 +28,6 @@ typedef struct stats_row {
 
 /* ---- One tile ----------------------------------------------------------------------------------- */
 
-/* 2^30 p and 2^30 p (-d) of a logit. */
-template <bool kEntropy>
-static __device__ inline void grid_terms(float z, float minus_k, uint32_t *s, uint32_t *u) {
-    const float kShift = 0x1.8p23f + kGridBits; /* leaves rint(d) + 30 in the low bits */
-    const float d = fmaxf(fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k)), -64.0f);
-    const float shifted = d + kShift;
-    const float f = d - (shifted - kShift);
-    const float p = fmaf(exp2_quotient(f), f, 1.0f);
-    /* times 2^(rint(d) + 30) by the exponent field: the product is normal and exact */
-    const float scaled = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-    *s = __float2uint_rn(scaled);
-    if (kEntropy) *u = __float2uint_rn(scaled * -d);
-}
-
 template <bool kEntropy>
 static __device__ inline void tile_sums(const float *z, float zmax, lli_softmax *row) {
     if (zmax == -INFINITY) return;
@@ -150,23 +136,8 @@ static __device__ inline void gather_tile(const lli_cuda_stats *args, int64_t r,
     out->rest = tile;
 }
 
-static __device__ inline int64_t sum_lanes(int64_t value) {
-#pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
-        value += (int64_t)__shfl_xor_sync(0xffffffffu, (unsigned long long)value, mask);
-    }
-    return value;
-}
-
-/* Every lane gets the sum of all: hung at one height, limbs add up. Integers, so the order does not matter.
- */
 static __device__ inline void merge_lanes(const lli_cuda_stats *args, bool entropy, stats_row *row) {
-    lli_softmax_raise(&row->sums, __reduce_max_sync(0xffffffffu, row->sums.top));
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-        row->sums.s[i] = sum_lanes(row->sums.s[i]);
-        if (entropy) row->sums.u[i] = sum_lanes(row->sums.u[i]);
-    }
+    sum_lanes_softmax(&row->sums, entropy);
     if (!args->want_argmax) return;
     for (int mask = kLanes / 2; mask > 0; mask /= 2) {
         const float max = __shfl_xor_sync(0xffffffffu, row->max, mask);

@@ -11,7 +11,8 @@ pass_fn __real_ll_ce_forward, __real_ll_ce_backward, __real_ll_ce_forward_backwa
 pass_fn __wrap_ll_ce_forward, __wrap_ll_ce_backward, __wrap_ll_ce_forward_backward;
 
 /* Nothing is copied for a call that its checks refuse: what it points to may not be there. */
-static bool refused(const ll_plan *plan, const ll_ce_args *args, pass_fn *call, ll_pass pass, ll_status *status) {
+static bool refused(const ll_plan *plan, const ll_ce_args *args, pass_fn *call, ll_pass pass,
+                    ll_status *status) {
     ll_ce_args none;
     if (!plan || !args || args->struct_bytes != sizeof *args) {
         *status = call(plan, args, NULL);
@@ -41,9 +42,11 @@ static ll_status host_call(const ll_plan *plan, const ll_ce_args *args, ll_strea
     status = LL_STATUS_MEMORY;
     if (image_create_ce(args, plan->problem.v_total, plan->problem.n_top, by_token, &image)) {
         /* The state knows the logits by where they lie: on the device now, on the host for the test. */
-        if (args->state && args->state->logits == args->logits.data) args->state->logits = image.ce.logits.data;
+        if (args->state && args->state->logits == args->logits.data)
+            args->state->logits = image.ce.logits.data;
         status = call(plan, &image.ce, NULL);
-        if (args->state && args->state->logits == image.ce.logits.data) args->state->logits = args->logits.data;
+        if (args->state && args->state->logits == image.ce.logits.data)
+            args->state->logits = args->logits.data;
         if (!image_fetch(&image) && status == LL_STATUS_OK) status = LL_STATUS_INTERNAL;
     }
     image_destroy(&image);

@@ -154,7 +154,8 @@ static void lay_out_ce(const ll_ce_args *host, int64_t v_total, int32_t n_top, b
     image->ce = *host;
     ll_ce_args *a = &image->ce;
     const size_t n = (size_t)(host->logits.rows > 0 ? host->logits.rows : 0), f = sizeof(float);
-    const size_t n_loss = loss_by_token ? n : 1, n_ids = n * (size_t)host->ids.cols, n_tops = n * (size_t)n_top;
+    const size_t n_loss = loss_by_token ? n : 1, n_ids = n * (size_t)host->ids.cols,
+                 n_tops = n * (size_t)n_top;
     put_view(image, &a->logits, host->in_place);
     put_view(image, &a->target, false);
     a->class_weight = put(image, host->class_weight, (size_t)v_total * f, false);

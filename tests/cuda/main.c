@@ -12,39 +12,29 @@
 #include <string.h>
 #include <time.h>
 
-typedef int part_fn(int argc, char **argv);
-
-static int bits_part(int argc, char **argv) {
-    return (void)argc, (void)argv, cuda_bits_main();
-}
-static int calls_part(int argc, char **argv) {
-    return (void)argc, (void)argv, cuda_calls_main();
-}
-static int large_part(int argc, char **argv) {
-    return (void)argc, (void)argv, cuda_large_main();
-}
-static int kernels_part(int argc, char **argv) {
-    return (void)argc, (void)argv, kernels_main();
-}
-static int kernel_bits_part(int argc, char **argv) {
-    return (void)argc, (void)argv, kernel_bits_main();
-}
-
+/* A part is the main of a file, with arguments or without. */
 static const struct {
     const char *name;
-    part_fn *run;
+    int (*plain)(void);
+    int (*filtered)(int argc, char **argv);
 } parts[] = {
-    {"bits", bits_part},
-    {"calls", calls_part},
-    {"kernels", kernels_part},
-    {"sizes", sizes_main},
-    {"targets", targets_main},
-    {"options", options_main},
-    {"numerics", numerics_main},
-    {"gradients", gradients_main},
-    {"invariance", invariance_main},
-    {"large", large_part},
-    {"kernel_bits", kernel_bits_part},
+    {"fused", cuda_fused_main, NULL},
+    {"bits", cuda_bits_main, NULL},
+    {"calls", cuda_calls_main, NULL},
+    {"kernels", kernels_main, NULL},
+    {"sizes", NULL, sizes_main},
+    {"targets", NULL, targets_main},
+    {"options", NULL, options_main},
+    {"numerics", NULL, numerics_main},
+    {"gradients", NULL, gradients_main},
+    {"invariance", NULL, invariance_main},
+    {"large", cuda_large_main, NULL},
+    {"kernel_bits", kernel_bits_main, NULL},
+    {"ce", cuda_given_main, NULL},
+    {"ce_kernels", given_kernels_main, NULL},
+    {"ce_faults", given_faults_main, NULL},
+    {"ce_sizes", given_sizes_main, NULL},
+    {"ce_numerics", given_numerics_main, NULL},
 };
 enum { kParts = sizeof parts / sizeof parts[0] };
 
@@ -64,20 +54,23 @@ static double seconds(void) {
 int main(int argc, char **argv) {
     int failed = 0;
     char *no_filter[] = {argv[0], NULL};
+    int runnable = 0;
     ll_kernel_info info = {0};
     setenv("LL_TEST_BACKEND", "cuda", 1);
     for (int32_t i = 0; ll_kernel_get(i, &info) == LL_STATUS_OK; i++) {
-        if (strcmp(info.backend, "cuda") == 0) break;
+        if (strcmp(info.backend, "cuda") != 0) continue;
+        if (info.why_not[0]) {
+            printf("SKIP %s: %s\n", info.name, info.why_not);
+            continue;
+        }
+        printf("%s, numerics %s, %d devices\n", info.name, info.numerics, device_count());
+        runnable++;
     }
-    if (info.why_not[0]) {
-        printf("SKIP %s: %s\n", info.name, info.why_not);
-        return 77;
-    }
-    printf("%s, numerics %s, %d devices\n", info.name, info.numerics, device_count());
+    if (!runnable) return 77;
     for (int part = 0; part < kParts; part++) {
         if (!wanted(parts[part].name, argc, argv)) continue;
         const double begin = seconds();
-        const int code = parts[part].run(1, no_filter);
+        const int code = parts[part].plain ? parts[part].plain() : parts[part].filtered(1, no_filter);
         printf("part %-12s %s in %.1f s\n", parts[part].name, code ? "FAILED" : "passed", seconds() - begin);
         fflush(stdout);
         failed += code != 0;

@@ -9,7 +9,9 @@
 #include <stdarg.h>
 #include <cmocka.h>
 
-#define CUDA "linear_ce_cuda"
+/* Every kernel of the backend that takes a problem is tested with it. */
+static const char *const kernels[] = {"linear_ce_cuda", "linear_ce_cuda_sm90"};
+enum { kKernels = 2 };
 
 static void problem_open(const char *text, struct problem *problem, struct operands *operands) {
     const char *why = problem_parse(text, problem);
@@ -18,7 +20,7 @@ static void problem_open(const char *text, struct problem *problem, struct opera
 }
 
 /* Tokens [first, first + count) in a call, with a plan, of their own. */
-static int64_t check_part(const struct problem *problem, const struct operands *operands,
+static int64_t check_part(const char *kernel, const struct problem *problem, const struct operands *operands,
                           const struct results *want, int64_t first, int64_t count, int64_t kib) {
     struct problem part = *problem;
     struct results got;
@@ -31,14 +33,47 @@ static int64_t check_part(const struct problem *problem, const struct operands *
              (long long)kib);
     ll_linear_ce_args args = problem_args(problem, operands, &got, LL_PASS_FORWARD_BACKWARD);
     problem_slice(problem, &args, first, count);
-    bool fine = kernel_run(CUDA, &part, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK &&
-                results_same_bits(problem, CUDA, what, &got, want, fields, first, count);
+    bool fine = kernel_run(kernel, &part, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK &&
+                results_same_bits(problem, kernel, what, &got, want, fields, first, count);
     args = problem_args(problem, operands, &got, LL_PASS_FORWARD);
     problem_slice(problem, &args, first, count);
-    fine = fine && kernel_run(CUDA, &part, LL_PASS_FORWARD, &args) == LL_STATUS_OK &&
-           results_same_bits(problem, CUDA, what, &got, want, FIELDS_SAVED, first, count);
+    fine = fine && kernel_run(kernel, &part, LL_PASS_FORWARD, &args) == LL_STATUS_OK &&
+           results_same_bits(problem, kernel, what, &got, want, FIELDS_SAVED, first, count);
     results_destroy(&got);
     return fine ? 0 : 1;
+}
+
+static int64_t check_positions(const char *kernel, const char *text) {
+    static const int64_t counts[] = {1, 2, 17, 33, 64, 128, 257, 1024, 4096};
+    struct problem problem;
+    struct operands operands;
+    struct results want;
+    int64_t failed = 0;
+    problem_open(text, &problem, &operands);
+    assert_true(results_create(&problem, &want));
+    ll_linear_ce_args args = problem_args(&problem, &operands, &want, LL_PASS_FORWARD_BACKWARD);
+    assert_int_equal(kernel_run(kernel, &problem, LL_PASS_FORWARD_BACKWARD, &args), LL_STATUS_OK);
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; ++c) {
+        const int64_t last = problem.n_tokens - counts[c];
+        failed += check_part(kernel, &problem, &operands, &want, 0, counts[c], 0);
+        if (last == 0) continue;
+        failed += check_part(kernel, &problem, &operands, &want, 1, counts[c], 0);
+        failed += check_part(kernel, &problem, &operands, &want, last - last % 3 / 2, counts[c], 0);
+        if (c % 3 == 0) failed += check_part(kernel, &problem, &operands, &want, last / 2 + 1, counts[c], 0);
+    }
+    for (int64_t mib = 48; mib < 200; mib += mib / 2) {
+        failed += check_part(kernel, &problem, &operands, &want, 0, problem.n_tokens, mib << 10);
+    }
+    results_destroy(&want);
+    operands_destroy(&operands);
+    return failed;
+}
+
+static bool takes(const char *kernel, const char *text) {
+    struct problem problem;
+    const char *why = problem_parse(text, &problem);
+    if (why) fail_msg("%s", why);
+    return kernel_accepts(kernel, &problem);
 }
 
 static void any_number_of_tokens_and_any_position(void **state) {
@@ -48,29 +83,11 @@ static void any_number_of_tokens_and_any_position(void **state) {
         "fb:f16:n4096:d320:v1500:sum:up:gwf32",     "fb:f32:n4096:d192:v1100:sum:up",
         "fb:bf16:n4096:d1024:v9000:sum:gwf32:ign7",
     };
-    static const int64_t counts[] = {1, 2, 17, 33, 64, 128, 257, 1024, 4096};
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
-        struct problem problem;
-        struct operands operands;
-        struct results want;
-        problem_open(texts[t], &problem, &operands);
-        assert_true(results_create(&problem, &want));
-        ll_linear_ce_args args = problem_args(&problem, &operands, &want, LL_PASS_FORWARD_BACKWARD);
-        assert_int_equal(kernel_run(CUDA, &problem, LL_PASS_FORWARD_BACKWARD, &args), LL_STATUS_OK);
-        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; ++c) {
-            const int64_t last = problem.n_tokens - counts[c];
-            failed += check_part(&problem, &operands, &want, 0, counts[c], 0);
-            if (last == 0) continue;
-            failed += check_part(&problem, &operands, &want, 1, counts[c], 0);
-            failed += check_part(&problem, &operands, &want, last - last % 3 / 2, counts[c], 0);
-            if (c % 3 == 0) failed += check_part(&problem, &operands, &want, last / 2 + 1, counts[c], 0);
+        for (int k = 0; k < kKernels; ++k) {
+            if (takes(kernels[k], texts[t])) failed += check_positions(kernels[k], texts[t]);
         }
-        for (int64_t mib = 48; mib < 200; mib += mib / 2) {
-            failed += check_part(&problem, &operands, &want, 0, problem.n_tokens, mib << 10);
-        }
-        results_destroy(&want);
-        operands_destroy(&operands);
     }
     assert_int_equal(failed, 0);
 }
@@ -87,19 +104,20 @@ static void make_exact(const struct problem *problem, struct operands *operands)
 }
 
 /* Whether the fields have the bits of the plain CPU kernel on exact logits. */
-static bool as_on_the_cpu(const char *text, const char *what, int32_t fields) {
+static bool as_on_the_cpu(const char *kernel, const char *text, const char *what, int32_t fields) {
     struct problem problem;
     struct operands operands;
     struct results gpu, cpu;
+    if (!takes(kernel, text)) return true;
     problem_open(text, &problem, &operands);
     make_exact(&problem, &operands);
     assert_true(results_create(&problem, &gpu) && results_create(&problem, &cpu));
     ll_linear_ce_args args = problem_args(&problem, &operands, &gpu, LL_PASS_FORWARD_BACKWARD);
-    bool fine = kernel_run(CUDA, &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
+    bool fine = kernel_run(kernel, &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
     args = problem_args(&problem, &operands, &cpu, LL_PASS_FORWARD_BACKWARD);
     fine =
         fine && kernel_run("linear_ce_cpu_plain", &problem, LL_PASS_FORWARD_BACKWARD, &args) == LL_STATUS_OK;
-    fine = fine && results_same_bits(&problem, CUDA, what, &gpu, &cpu, fields, 0, problem.n_tokens);
+    fine = fine && results_same_bits(&problem, kernel, what, &gpu, &cpu, fields, 0, problem.n_tokens);
     results_destroy(&cpu);
     results_destroy(&gpu);
     operands_destroy(&operands);
@@ -127,7 +145,9 @@ static void on_exact_logits_the_bits_of_the_cpu(void **state) {
     };
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
-        failed += !as_on_the_cpu(texts[t], "against the CPU", FIELDS_FORWARD);
+        for (int k = 0; k < kKernels; ++k) {
+            failed += !as_on_the_cpu(kernels[k], texts[t], "against the CPU", FIELDS_FORWARD);
+        }
     }
     assert_int_equal(failed, 0);
 }
@@ -143,7 +163,9 @@ static void on_exact_logits_the_gradients_of_the_cpu(void **state) {
     };
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
-        failed += !as_on_the_cpu(texts[t], "dr against the CPU", 1 << FIELD_GRAD_BIAS);
+        for (int k = 0; k < kKernels; ++k) {
+            failed += !as_on_the_cpu(kernels[k], texts[t], "dr against the CPU", 1 << FIELD_GRAD_BIAS);
+        }
     }
     assert_int_equal(failed, 0);
 }

@@ -1,5 +1,5 @@
-/* ce on a GPU, beyond what every kernel is tested with: one row's bits on and off the chip, in any batch and at
- * any place; graphs, streams, ids and targets that the host does not see; logits beyond 2^32 elements. */
+/* ce on a GPU, beyond what every kernel is tested with: one row's bits on and off the chip, in any batch and
+ * at any place; graphs, streams, ids and targets that the host does not see; logits beyond 2^32 elements. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/dtype.h"
 #include "cuda/image.h"
@@ -48,14 +48,15 @@ static void same_rows(const char *what, const struct ce_rig *got, const struct c
     if (memcmp(got->argmax, want->argmax + first, n * 8) != 0) fail_msg("%s: argmax differs", what);
     const size_t bytes = ll_dtype_bytes((ll_dtype)got->args.grad_logits.dtype) * (size_t)got->v;
     for (int64_t i = 0; i < got->n; ++i) {
-        if (memcmp(lli_row(&got->args.grad_logits, i), lli_row(&want->args.grad_logits, first + i), bytes) != 0) {
+        if (memcmp(lli_row(&got->args.grad_logits, i), lli_row(&want->args.grad_logits, first + i), bytes) !=
+            0) {
             fail_msg("%s: the gradient of row %lld differs", what, (long long)i);
         }
     }
 }
 
-/* Rows [first, first + n) of `whole` in a call of their own, `stride` columns apart and `off` columns from where
- * memory starts. */
+/* Rows [first, first + n) of `whole` in a call of their own, `stride` columns apart and `off` columns from
+ * where memory starts. */
 static void check_part(const struct rows *whole, int64_t first, int64_t n, int64_t stride, int64_t off) {
     char what[96];
     const struct ce_rig *all = whole->rig;
@@ -69,14 +70,14 @@ static void check_part(const struct rows *whole, int64_t first, int64_t n, int64
     const ll_view own = rig->args.logits;
     rig->args.logits = ll_view_matrix(memory + element * (size_t)off, dtype, n, v, stride);
     for (int64_t i = 0; i < n; ++i) {
-        memcpy((char *)rig->args.logits.data + element * (size_t)(i * stride), lli_row(&all->args.logits, first + i),
-               element * (size_t)v);
+        memcpy((char *)rig->args.logits.data + element * (size_t)(i * stride),
+               lli_row(&all->args.logits, first + i), element * (size_t)v);
         rig->target[i] = all->target[first + i];
     }
     rig->loss = all->loss;
     rig->args.up_entropy = whole->up_entropy + first;
-    snprintf(what, sizeof what, "rows [%lld, +%lld) of %lld columns, %lld apart", (long long)first, (long long)n,
-             (long long)v, (long long)stride);
+    snprintf(what, sizeof what, "rows [%lld, +%lld) of %lld columns, %lld apart", (long long)first,
+             (long long)n, (long long)v, (long long)stride);
     ce_rig_run(rig, LL_PASS_FORWARD_BACKWARD);
     same_rows(what, rig, all, first);
     ce_rig_run(rig, LL_PASS_FORWARD);
@@ -181,7 +182,8 @@ static void a_graph_replayed_with_other_targets(void **state) {
         float *memory = malloc(sizeof(float) * (size_t)(kRows * stride)), replayed[kRows];
         assert_non_null(memory);
         const ll_view own = rig->args.logits;
-        for (int64_t i = 0; i < kRows; ++i) memcpy(memory + i * stride, lli_row(&own, i), sizeof(float) * kColumns);
+        for (int64_t i = 0; i < kRows; ++i)
+            memcpy(memory + i * stride, lli_row(&own, i), sizeof(float) * kColumns);
         rig->args.logits = ll_view_matrix(memory, LL_DTYPE_F32, kRows, kColumns, stride);
         struct device_call call;
         device_call_open(rig, &call);

@@ -41,6 +41,8 @@ int on_slow_kernel(void);
 /* On a GPU, where some promises are of another kind: a bad target is no error, x and w have one dtype, and
  * grad_w is a sum over chunks of tokens. */
 int on_gpu(void);
+/* A kernel that leaves many problems to another one: what it refuses is skipped. */
+int on_partial_kernel(void);
 /* Largest relative error of a dz that the kernel rounds to the operands' dtype before grad_x and grad_w; 0:
  * it does not. */
 double dz_rounding(ll_dtype operands);
@@ -89,6 +91,7 @@ void rig_random(rig *r, uint64_t seed, double x_scale, double w_scale);
 
 /* (Re)creates plan and workspace after a change of desc or options. The passes call it when needed. */
 void rig_plan(rig *r);
+void rig_plan_only(rig *r); /* no workspace */
 
 /* One pass: results are filled with NaN bytes before it, guards and inputs checked after it. */
 ll_status rig_call(rig *r, ll_pass pass);

@@ -38,6 +38,11 @@ int on_gpu(void) {
     return kernel && strstr(kernel, "cuda") != NULL;
 }
 
+int on_partial_kernel(void) {
+    const char *kernel = getenv("LL_KERNEL");
+    return kernel && strstr(kernel, "_sm90") != NULL;
+}
+
 double dz_rounding(ll_dtype operands) {
     if (!on_gpu()) return 0;
     return operands == LL_DTYPE_BF16 ? 0x1p-8 : operands == LL_DTYPE_F16 ? 0x1p-11 : 0;

@@ -172,7 +172,7 @@ static void b104_workspace_bound(void **state) {
         r->desc.n_tokens_max = tokens[i];
         r->desc.n_hidden = d;
         r->desc.v_local = r->desc.v_total = 128256;
-        OK(ll_plan_create(&r->desc, &r->plan));
+        rig_plan_only(r);
         for (int pass = LL_PASS_FORWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
             size_t bytes = 0, bound = (size_t)512 << 20, margin = (size_t)64 << 20;
             size_t grown = margin + (size_t)tokens[i] * (4 * (size_t)d + 256);
