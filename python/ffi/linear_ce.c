@@ -76,19 +76,20 @@ static ll_view view_of(const DLTensor *t) {
     return view;
 }
 
+static int64_t elements(const DLTensor *t) {
+    int64_t n = 1;
+    for (int32_t i = 0; i < t->ndim; i++) n *= t->shape[i];
+    return n;
+}
+
 static bool contiguous(const DLTensor *t) {
     int64_t step = 1;
+    if (elements(t) == 0) return true;
     for (int32_t i = t->ndim - 1; t->strides && i >= 0; i--) {
         if (t->shape[i] != 1 && t->strides[i] != step) return false;
         step *= t->shape[i];
     }
     return true;
-}
-
-static int64_t elements(const DLTensor *t) {
-    int64_t n = 1;
-    for (int32_t i = 0; i < t->ndim; i++) n *= t->shape[i];
-    return n;
 }
 
 /* 0, or -1 with the error set. */

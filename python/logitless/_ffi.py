@@ -8,7 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable, Hashable, NamedTuple
 
 import tvm_ffi
 from tvm_ffi.error import register_error
@@ -59,8 +59,8 @@ CPU, CUDA = 1, 2  # DLPack's device types
 _BACKENDS = {CPU: 1, CUDA: 3}  # ll_backend
 
 
-class PlanKey(NamedTuple):
-    """Everything that a plan depends on; equal keys share one plan. Names as in ``ll_plan_desc`` and ``ll_loss``."""
+class PlanDesc(NamedTuple):
+    """Everything that a plan depends on. Names as in ``ll_plan_desc`` and ``ll_loss``."""
 
     device_type: int
     device_id: int
@@ -91,15 +91,14 @@ class PlanKey(NamedTuple):
 class Plan:
     """A plan of the library, immutable. ``comm`` is a communicator that outlives it (``logitless.torch``), or None."""
 
-    __slots__ = ("handle", "key", "comm", "workspace_bytes", "__weakref__")
+    __slots__ = ("handle", "comm", "workspace_bytes", "__weakref__")
 
-    def __init__(self, key: PlanKey, comm: Any = None) -> None:
-        backend = _BACKENDS.get(key.device_type)
+    def __init__(self, desc: PlanDesc, comm: Any = None) -> None:
+        backend = _BACKENDS.get(desc.device_type)
         if backend is None:
-            raise ArgumentError(f"logitless: tensors on a device of DLPack type {key.device_type}, want CPU (1) or CUDA (2)")
+            raise ArgumentError(f"logitless: tensors on a device of DLPack type {desc.device_type}, want CPU (1) or CUDA (2)")
         self.comm = comm
-        self.key = key
-        self.handle: int = _module.plan_create(key.device_type, key.device_id, backend, *key[2:],
+        self.handle: int = _module.plan_create(desc.device_type, desc.device_id, backend, *desc[2:],
                                                0 if comm is None else comm.address)
         self.workspace_bytes = tuple(_module.plan_workspace(self.handle, p) for p in range(3))
 
@@ -135,16 +134,17 @@ class PlanCache:
 
     def __init__(self, limit: int = 32) -> None:
         self.limit = limit
-        self._plans: OrderedDict[PlanKey, Plan] = OrderedDict()
+        self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: PlanKey, comm: Any = None) -> Plan:
+    def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
+        """The plan of ``key``, which names everything that ``make`` makes it from."""
         with self._lock:  # held while a plan is made: two threads that want the same one make it once
             plan = self._plans.get(key)
             if plan is not None:
                 self._plans.move_to_end(key)
                 return plan
-            plan = self._plans[key] = Plan(key, comm)
+            plan = self._plans[key] = make()
             dropped = self._plans.popitem(last=False)[1] if len(self._plans) > self.limit else None
         del dropped  # outside the lock: destroying joins threads
         return plan
