@@ -31,7 +31,7 @@ class Arrays(NamedTuple):
     device_id: int
     stream: int  # of a GPU, as an integer; -1 on a CPU
     empty: Callable[[Any, str], Any]  # (shape, dtype's name)
-    full: Callable[[float], Any]  # a scalar array, f64
+    full: Callable[[float, str], Any]  # (value, dtype's name): an array of one element
     guard: Callable[[], Any]  # context in which x's device is the current one
     give: Callable[[Any], Any]  # made by `empty` -> what the caller gets
 
@@ -42,14 +42,14 @@ def _same(array: Any) -> Any:
 
 def _numpy(np: Any, device: tuple[int, int], give: Callable[[Any], Any] = _same) -> Arrays:
     return Arrays(*device, -1, lambda shape, dtype: np.empty(shape, dtype),
-                  lambda value: np.full((), value, "float64"), nullcontext, give)
+                  lambda value, dtype: np.full((), value, dtype), nullcontext, give)
 
 
 def _torch(torch: Any, x: Any, device: tuple[int, int]) -> Arrays:
     cuda = device[0] == _ffi.CUDA
     return Arrays(*device, torch.cuda.current_stream(x.device).cuda_stream if cuda else -1,
                   lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device=x.device),
-                  lambda value: torch.full((), value, dtype=torch.float64, device=x.device),
+                  lambda value, dtype: torch.full((), value, dtype=getattr(torch, dtype), device=x.device),
                   (lambda: torch.cuda.device(x.device)) if cuda else nullcontext, _same)
 
 
@@ -61,9 +61,9 @@ def _cupy(cupy: Any, device: tuple[int, int]) -> Arrays:
         with guard():
             return cupy.empty(shape, dtype)
 
-    def full(value: float) -> Any:
+    def full(value: float, dtype: str) -> Any:
         with guard():
-            return cupy.full((), value, "float64")
+            return cupy.full((), value, dtype)
     with guard():
         stream = cupy.cuda.get_current_stream().ptr
     return Arrays(*device, stream, empty, full, guard, _same)

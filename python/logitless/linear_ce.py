@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import struct
+from numbers import Real
 from typing import Any, NamedTuple, Optional
 
 from . import _ffi
@@ -85,7 +86,7 @@ class LinearCE:
     def backward(self, x: Any, w: Any, target: Any, saved: Forward, *, bias: Any = None, class_weight: Any = None,
                  token_weight: Any = None, normalizer: Optional[float] = None, up_loss: Any = None, up_nll: Any = None,
                  up_lse: Any = None, up_entropy: Any = None, grad_x: bool = True, grad_w: bool = True) -> Gradients:
-        """Gradients of J from ``saved``, what the forward gave, for upstreams dJ/dloss ([] or [n_tokens]), dJ/dnll,
+        """Gradients of J from ``saved``, what the forward gave, for upstreams dJ/dloss (a number or [n_tokens]), dJ/dnll,
         dJ/dlse and dJ/dentropy ([n_tokens], f32; None: 0). May be repeated. dJ/dentropy needs ``entropy=True`` before.
         """
         frozen = (0 if grad_x else _ffi.FROZEN_X) | (0 if grad_w else _ffi.FROZEN_W)
@@ -94,7 +95,7 @@ class LinearCE:
         self._run(_ffi.backward, _ffi.BACKWARD, a, plan,
                   (x, w, bias, target, class_weight, token_weight, self._divisor(a, normalizer)),
                   (None, saved.nll, saved.lse, saved.lse_lo, saved.entropy, None, None, None),
-                  (up_loss, up_nll, up_lse, up_entropy, *grads, None))
+                  (self._upstream(a, up_loss), up_nll, up_lse, up_entropy, *grads, None))
         return Gradients(*(g if g is None else a.give(g) for g in grads))
 
     def forward_backward(self, x: Any, w: Any, target: Any, *, bias: Any = None, class_weight: Any = None,
@@ -107,11 +108,12 @@ class LinearCE:
         out = self._outputs(a, x, entropy, argmax, z_loss)
         grads = self._gradients(a, x, w, bias, grad_x, grad_w)
         if up_loss is None:
-            up_loss = a.empty(x.shape[:1] if self._reduction == _ffi.NONE else (), "float32")
-            up_loss[...] = 1
+            up_loss = 1.0
+            if self._reduction == _ffi.NONE:
+                raise _ffi.ArgumentError("LinearCE: up_loss is None, want one value a token with reduction 'none'")
         self._run(_ffi.forward_backward, _ffi.FORWARD_BACKWARD, a, plan,
                   (x, w, bias, target, class_weight, token_weight, self._divisor(a, normalizer)), out,
-                  (up_loss, None, None, None, *grads, None))
+                  (self._upstream(a, up_loss), None, None, None, *grads, None))
         return self._give(a, out), Gradients(*(g if g is None else a.give(g) for g in grads))
 
     # ---- The parts ----
@@ -146,7 +148,11 @@ class LinearCE:
 
     @staticmethod
     def _divisor(a: Arrays, normalizer: Optional[float]) -> Any:
-        return None if normalizer is None else a.full(normalizer)
+        return None if normalizer is None else a.full(normalizer, "float64")
+
+    @staticmethod
+    def _upstream(a: Arrays, up: Any) -> Any:
+        return a.full(float(up), "float32") if isinstance(up, Real) else up
 
     @staticmethod
     def _run(function: Any, which: int, a: Arrays, plan: _ffi.Plan, operands: tuple, results: tuple, rest: tuple) -> None:
