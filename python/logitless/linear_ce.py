@@ -139,7 +139,7 @@ class LinearCE:
                 *(a.empty((n,), "float32") for _ in range(3)),
                 a.empty((n,), "float32") if entropy else None, a.empty((n,), "float32") if z_loss else None,
                 a.empty((n,), "int64") if argmax else None,
-                a.empty((40,), "uint8") if a.device_type == _ffi.CPU else None)
+                a.empty((40,), "uint8"))
 
     @staticmethod
     def _gradients(a: Arrays, x: Any, w: Any, bias: Any, grad_x: bool, grad_w: bool) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ class LinearCE:
     def _give(a: Arrays, out: tuple) -> Forward:
         *rows, sums = out
         return Forward(*(r if r is None else a.give(r) for r in rows),
-                       None if sums is None else Sums(*struct.unpack("<dddqq", bytes(sums.tolist()))))
+                       None if a.device_type != _ffi.CPU else Sums(*struct.unpack("<dddqq", bytes(sums.tolist()))))
 
 
 def _dtype(x: Any) -> int:

@@ -135,6 +135,8 @@ def forward(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], class_
     argmax = torch.empty(n, dtype=torch.int64, device=device) if o.outputs & ARGMAX else None
     bad = torch.zeros(1, dtype=torch.int64, device=device) if o.outputs & BAD_TARGETS else None
     results = (loss, nll, lse, lse_lo, entropy, z_loss, argmax)
+    if n == 0 and o.reduction == _ffi.NONE:  # nothing to write, and no pointer to tell the library what is wanted
+        return *results, bad
     operands = (_rows(x), _rows(w), _vector(bias), _vector(target), _packed(class_weight), _packed(token_weight), divisor)
     if not gradients:
         _forward(plan.handle, _stream(x), 0, _workspace(x, plan, _ffi.FORWARD), *operands, *results, None,
@@ -158,11 +160,11 @@ def backward(up_loss: Optional[Tensor], up_lse: Optional[Tensor], up_entropy: Op
              divisor: Optional[Tensor], nll: Tensor, lse: Tensor, lse_lo: Tensor, entropy: Optional[Tensor],
              main_grad: Optional[Tensor], o: Options) -> tuple[Optional[Tensor], ...]:
     """grad_x, grad_w, grad_bias, None where frozen; grad_w is added to ``main_grad`` instead where that is given."""
-    plan = _plan(x, w, bias, main_grad, o)
     into_main = main_grad is not None and not o.frozen & _ffi.FROZEN_W
     grads = _new_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0))
-    if o.frozen & 7 == 7 or (bias is None and o.frozen & 3 == 3):
-        return grads
+    if x.shape[0] == 0:  # as above: upstreams of no tokens have no pointer
+        return tuple(None if g is None else g.zero_() for g in grads)
+    plan = _plan(x, w, bias, main_grad, o)
     _backward(plan.handle, _stream(x), _ACCUMULATE_W if into_main else 0,
           _workspace(x, plan, _ffi.BACKWARD), _rows(x), _rows(w), _vector(bias), _vector(target), _packed(class_weight),
           _packed(token_weight), divisor, None, nll, lse, lse_lo, entropy, None, None, None, _packed(up_loss),
