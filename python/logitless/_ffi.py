@@ -29,8 +29,15 @@ class ArgumentError(Error, ValueError):
     status = "LL_STATUS_INVALID_ARG"
 
 
+class CommError(Error):
+    """A rank did not come, or the communicator failed (``LL_STATUS_COMM``); the group is dead."""
+
+    status = "LL_STATUS_COMM"
+
+
 register_error("LL_STATUS_INVALID_ARG", ArgumentError)
-for _status in ("UNSUPPORTED", "WORKSPACE", "MEMORY", "CUDA", "COMM", "INTERNAL"):
+register_error("LL_STATUS_COMM", CommError)
+for _status in ("UNSUPPORTED", "WORKSPACE", "MEMORY", "CUDA", "INTERNAL"):
     _name = f"LL_STATUS_{_status}"
     register_error(_name, type(f"{_status.capitalize()}Error", (Error,), {"status": _name, "__module__": __name__}))
 
@@ -127,9 +134,7 @@ def round_up_tokens(n: int) -> int:
 class PlanCache:
     """The plans used last, at most ``limit``; safe to use from any thread.
 
-    A plan that leaves the cache is destroyed when no call uses it any more. Plans of a group are made by all its
-    ranks together, so they need a cache of their own that only calls of that group touch: then every rank misses
-    and evicts in the same call.
+    A plan that leaves the cache is destroyed when no call uses it any more.
     """
 
     def __init__(self, limit: int = 32) -> None:
@@ -151,6 +156,15 @@ class PlanCache:
 
     def __len__(self) -> int:
         return len(self._plans)
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._plans
+
+    def drop(self, key: Hashable) -> None:
+        """Forgets the plan of ``key`` if there is one."""
+        with self._lock:
+            plan = self._plans.pop(key, None)
+        del plan
 
     def clear(self) -> None:
         """Forgets all plans; their worker threads end."""

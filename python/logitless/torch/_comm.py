@@ -7,7 +7,7 @@ additions by size and time, and the bits of grad_x must depend on the group alon
 from __future__ import annotations
 
 import ctypes as c
-from typing import Any, Callable
+from typing import Any, Callable, Hashable
 
 import torch
 import torch.distributed as dist
@@ -35,13 +35,16 @@ def _borrow(address: int, n: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(bytes_, dtype=dtype)
 
 
+_REFUSED, _NO_PLAN, _PLAN = -1, 0, 1
+
+
 class Communicator:
-    """A rank's end of a group. ``address`` is that of its ``ll_comm``; ``plans`` is the cache that only it uses."""
+    """A rank's end of a group. ``address`` is that of its ``ll_comm``."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self.size = dist.get_world_size(group)
-        self.plans = _ffi.PlanCache()
+        self.plans = _ffi.PlanCache()  # only this group's: they point to the struct
         self._sentence = c.create_string_buffer(1)
         self._dead = False
         self._struct = _LlComm(
@@ -49,6 +52,27 @@ class Communicator:
             max_i32=_REDUCE(self._max), sum_i64=_REDUCE(self._sum), all_gather=_GATHER(self._all_gather),
             sum_f32=_REDUCE(self._sum_f32), abort=_ABORT(self._abort), error=_ERROR(self._error))
         self.address = c.addressof(self._struct)
+
+    def plan(self, key: Hashable, make: Callable[[], _ffi.Plan]) -> _ffi.Plan:
+        """The plan of a call. Making one is collective, so the ranks first ask each other whether all have theirs."""
+        if self._meet(_PLAN if key in self.plans else _NO_PLAN) == _NO_PLAN:
+            self.plans.drop(key)
+        return self.plans.get(key, make)
+
+    def refuse(self) -> None:
+        """For a rank whose own arguments are bad: its peers, which meet in :meth:`plan`, get an error instead of waiting."""
+        try:
+            self._meet(_REFUSED)
+        except _ffi.Error:
+            pass  # the caller raises what it found itself
+
+    def _meet(self, mine: int) -> int:
+        found = torch.tensor([mine], dtype=torch.int32)
+        if self._do(lambda: dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)) != _OK:
+            raise _ffi.CommError(f"logitless: the ranks of the group did not meet: {self._sentence.value.decode()}")
+        if found.item() == _REFUSED:
+            raise _ffi.ArgumentError("logitless: a rank of the group refused its arguments; its own error says why")
+        return int(found.item())
 
     def _do(self, operation: Callable[[], None]) -> int:
         if self._dead:

@@ -62,11 +62,7 @@ _SCHEMA_BACKWARD = ("Tensor? up_loss, Tensor? up_lse, Tensor? up_entropy, Tensor
 def _plan(x: Tensor, w: Tensor, bias: Optional[Tensor], main_grad: Optional[Tensor], o: Options) -> _ffi.Plan:
     n_tokens, n_hidden = _ffi.round_up_tokens(x.shape[0]), x.shape[1]
     threads = 0 if x.is_cuda else torch.get_num_threads()
-    group = None
-    if o.group:
-        # Plans of a group are made by all ranks together, so what is a rank's own business may not make another plan.
-        group = communicator(o.group)
-        o = o._replace(frozen=o.frozen & _ffi.FROZEN_X)
+    group = communicator(o.group) if o.group else None
     key = (n_tokens, n_hidden, w.shape[0], x.dtype, w.dtype, None if bias is None else bias.dtype, main_grad is None,
            x.get_device(), threads, o[:13])
 
@@ -78,7 +74,7 @@ def _plan(x: Tensor, w: Tensor, bias: Optional[Tensor], main_grad: Optional[Tens
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
             return _ffi.Plan(desc, group)
 
-    return (_ffi.plans if group is None else group.plans).get(key, make)
+    return _ffi.plans.get(key, make) if group is None else group.plan(key, make)
 
 
 def _dtype(t: Tensor) -> int:

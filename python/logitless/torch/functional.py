@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import _ffi
 from . import _ops
+from ._comm import communicator
 
 _MODES = ("auto", "recompute", "one_pass")
 
@@ -171,28 +172,24 @@ def linear_cross_entropy(
     Raises:
         logitless.ArgumentError: a bad argument (also a ValueError). logitless.Error: everything else.
     """
-    kind = _choice("reduction", reduction, _ffi.REDUCTIONS)
-    rule = _choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
-    if mode not in _MODES:
-        _refuse("mode", repr(mode), "'auto', 'recompute' or 'one_pass'")
-    _check_shapes(x, w, target, bias)
-    x, w, bias = _cast(x, w, bias)
-    group_name, v_begin, v_total = _shard(w, group, vocab_start, vocab_size)
-    shift = int(shift)
-    if shift:
-        target = _shifted(target, shift, ignore_index)
-    outputs = (_ops.ENTROPY * return_entropy | _ops.Z_LOSS * return_z_loss | _ops.ARGMAX * return_argmax
-               | _ops.BAD_TARGETS * return_bad_targets | _ops.LSE * return_lse)
-    frozen = _frozen(x, w, bias)
-    one_pass = _one_pass(mode, kind, frozen, main_grad, return_lse or return_entropy)
-    options = _ops.Options(ignore_index, float(temperature), float(softcap), float(label_smoothing), float(z_loss), rule,
-                           kind, int(token_scaling), v_begin, v_total, group_name, frozen, workspace_budget_bytes,
-                           outputs)
+    try:
+        x, w, bias, target, options, shift, one_pass = _prepare(
+            x, w, target, bias, (ignore_index, float(temperature), float(softcap), float(label_smoothing), float(z_loss)),
+            smoothing_rule, reduction, token_scaling, shift,
+            (_ops.ENTROPY * return_entropy | _ops.Z_LOSS * return_z_loss | _ops.ARGMAX * return_argmax
+             | _ops.BAD_TARGETS * return_bad_targets | _ops.LSE * return_lse), group, vocab_start, vocab_size, main_grad, mode,
+            workspace_budget_bytes)
+        divisor = _divisor(normalizer, reduction, x.device)
+    except _ffi.ArgumentError:
+        if group is not None and dist.get_world_size(group) > 1 and not torch.compiler.is_compiling():
+            communicator(group.group_name).refuse()
+        raise
+    outputs, kind = options.outputs, options.reduction
     shape = target.shape
     if x.dim() != 2:
         x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
     results = _ops.linear_ce(x, w, target, bias, _f32(class_weight), _f32(token_weight, flat=True),
-                             _divisor(normalizer, reduction, x.device), main_grad, options, one_pass)
+                             divisor, main_grad, options, one_pass)
 
     def folded(t: Tensor) -> Tensor:
         t = t if t.dim() == len(shape) else t.view(shape)
@@ -206,6 +203,27 @@ def linear_cross_entropy(
     asked = (return_lse, return_entropy, return_z_loss, return_argmax)
     lse, entropy, z, argmax = (folded(t) if wanted else None for t, wanted in zip(rows, asked))
     return LinearCrossEntropyOutput(loss, lse, entropy, argmax, z, bad if return_bad_targets else None)
+
+
+def _prepare(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], numbers: tuple, smoothing_rule: str, reduction: str,
+             token_scaling: bool, shift: Union[bool, int], outputs: int, group: Optional[dist.ProcessGroup],
+             vocab_start: Optional[int], vocab_size: Optional[int], main_grad: Optional[Tensor], mode: str,
+             workspace_budget_bytes: int) -> tuple:
+    """Every check of linear_cross_entropy: what is refused is refused before anything is done."""
+    kind = _choice("reduction", reduction, _ffi.REDUCTIONS)
+    rule = _choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
+    if mode not in _MODES:
+        _refuse("mode", repr(mode), "'auto', 'recompute' or 'one_pass'")
+    _check_shapes(x, w, target, bias)
+    x, w, bias = _cast(x, w, bias)
+    group_name, v_begin, v_total = _shard(w, group, vocab_start, vocab_size)
+    if shift:
+        target = _shifted(target, int(shift), numbers[0])
+    frozen = _frozen(x, w, bias)
+    one_pass = _one_pass(mode, kind, frozen, main_grad, outputs & (_ops.LSE | _ops.ENTROPY))
+    options = _ops.Options(*numbers, rule, kind, int(token_scaling), v_begin, v_total, group_name, frozen,
+                           workspace_budget_bytes, outputs)
+    return x, w, bias, target, options, int(shift), one_pass
 
 
 def _f32(t: Optional[Tensor], flat: bool = False) -> Optional[Tensor]:
@@ -222,7 +240,7 @@ def _frozen(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> int:
             | (0 if bias is not None and bias.requires_grad else _ffi.FROZEN_BIAS))
 
 
-def _one_pass(mode: str, reduction: int, frozen: int, main_grad: Optional[Tensor], per_token: bool) -> bool:
+def _one_pass(mode: str, reduction: int, frozen: int, main_grad: Optional[Tensor], per_token: int) -> bool:
     possible = reduction != _ffi.NONE and main_grad is None
     if mode == "one_pass" and not possible:
         _refuse("mode", "'one_pass'", "'recompute' with reduction 'none' or main_grad, whose upstream is not known beforehand")
