@@ -139,6 +139,48 @@ def check_groups(world):
         bits("loss of a subgroup", linear_cross_entropy(p.x, shard, p.target, group=mine, reduction="none"), one)
 
 
+def check_adapters(world):
+    """Who sums the gradient of hidden states, the caller or the callee, is a matter of each contract."""
+    from logitless.adapters import deepspeed, megatron, verl
+    p = Problem("f32:n24:d16:v120:ign", "cpu")
+    first, end = cuts(p.v, "equal")[RANK]
+    want = torch.autograd.grad(linear_cross_entropy(p.x, p.w, p.target, reduction="sum"), (p.x, p.w))
+
+    def leaf(t):
+        return t.detach().clone().requires_grad_()
+
+    x, w = leaf(p.x), leaf(p.w[first:end])
+    megatron.linear_cross_entropy(x, w, p.target, world, "sum").backward()
+    assert torch.allclose(x.grad, want[0], atol=1e-5) and torch.allclose(w.grad, want[1][first:end], atol=1e-5)
+    rows = slice(24 // SIZE * RANK, 24 // SIZE * (RANK + 1))
+    x = leaf(p.x[rows])
+    loss = megatron.linear_cross_entropy(x, w, p.target, world, "sum", sequence_parallel=True)
+    bits("sequence parallel loss", loss, linear_cross_entropy(p.x, p.w, p.target, reduction="sum"))
+    loss.backward()
+    assert torch.allclose(x.grad, want[0][rows], atol=1e-5)
+
+    y = p.target.clamp(min=0)
+    want = torch.autograd.grad(linear_logp(p.x, p.w, y).logp.sum(), p.x)[0]
+    for kind in ("part", "whole"):
+        x = leaf(p.x)
+        verl.linear_cross_entropy(x, w, y, 1.0, "sum", world, hidden_grad=kind)[0].backward()
+        if kind == "part":
+            dist.all_reduce(x.grad)
+        assert torch.allclose(x.grad, want, atol=1e-5), kind
+
+    # Uneven shards by bounds; then every rank its own part of the sequence, over the same group.
+    (first, end), x = cuts(p.v, "uneven")[RANK], leaf(p.x)
+    call = dict(vocab_start_index=first, vocab_end_index=end)
+    loss = deepspeed.vocab_parallel_linear_cross_entropy(x, p.w.detach()[first:end], p.target, tp_group=world, **call)
+    bits("deepspeed mean", loss, linear_cross_entropy(p.x, p.w, p.target))
+    part = deepspeed.vocab_parallel_linear_cross_entropy(leaf(p.x[rows]), p.w.detach(), p.target[rows], sp_group=world)
+    assert torch.allclose(part, linear_cross_entropy(p.x, p.w, p.target), atol=1e-6)
+    x = leaf(p.x[rows])
+    deepspeed.vocab_parallel_linear_cross_entropy(x, p.w.detach(), p.target[rows], sp_group=world).backward()
+    want = torch.autograd.grad(linear_cross_entropy(p.x, p.w, p.target), p.x)[0]
+    assert torch.allclose(x.grad, want[rows], atol=1e-6)
+
+
 def check_compiled(world):
     p = Problem("f32:n20:d8:v120", "cpu")
     first, end = cuts(p.v, "equal")[RANK]
