@@ -3,6 +3,7 @@
  * ranks is in bench_ranks.c. */
 #define _POSIX_C_SOURCE 200809L
 #include "bench.h"
+#include "ce_problems.h"
 #include "gpu.h"
 #include "machine.h"
 
@@ -19,7 +20,9 @@ static const char kAbout[] =
     "A problem is PASS:DTYPE:nTOKENS:dHIDDEN:vVOCABULARY, for example fb:bf16:n2048:d1024:v50257, with\n"
     "  PASS   f forward (loss, nll, lse); b backward (gradients from saved lse); fb both in one call\n"
     "  DTYPE  f32, bf16 or f16, of hidden states and weight\n"
-    "and more options of tests/problems.h behind it. Without a problem: four usual shapes, f32 and\n"
+    "and more options of tests/problems.h behind it; or ce:DTYPE:nTOKENS:vVOCABULARY (cef, ceb): cross-\n"
+    "entropy over given logits, forward with gradient (forward; backward), on a CPU, GB/s of reading the\n"
+    "logits once and writing their gradient once. Without a problem: four usual shapes, f32 and\n"
     "bf16, f and fb; that takes some minutes and 6 GiB.\n"
     "Columns: median time of a call after a warm-up; GFLOP/s of the products that the pass needs (f 1,\n"
     "b and fb 3, each 2 n d v); GB/s of reading hidden states and weight once and writing gradients\n"
@@ -33,13 +36,6 @@ static const char kAbout[] =
 static const char *const kShapes[] = {"n2048:d1024:v50257", "n1024:d2048:v128256", "n4096:d768:v50257",
                                       "n1:d4096:v151936"};
 static const char *const kDtypes[] = {"f32", "bf16"}, *const kPasses[] = {"f", "fb"};
-typedef struct bench_row {
-    char problem[kTextBytes];
-    char kernel[64];
-    double median_ms, gflops, gbytes_per_s, peak_part, workspace_mb, loss;
-    int repeats;
-} bench_row;
-
 typedef struct bench_run {
     const ll_plan *plan;
     ll_linear_ce_args args;
@@ -53,7 +49,8 @@ static ll_status queue(const bench_run *run) {
     return ll_linear_ce_forward_backward(run->plan, &run->args, NULL);
 }
 
-static ll_status call(const bench_run *run) {
+static ll_status call(void *context) {
+    const bench_run *run = context;
     LLI_TRY(queue(run));
     return run->gpu ? cli_gpu_wait(run->gpu) : LL_STATUS_OK;
 }
@@ -68,14 +65,13 @@ double bench_median(double *times, int count) {
     return times[count / 2];
 }
 
-/* Calls until `seconds` are over, at least kMinRepeats times after one that warms caches and clock. */
-static ll_status time_calls(const bench_run *run, double seconds, bench_row *row) {
+ll_status bench_time(bench_call *call, void *context, double seconds, bench_row *row) {
     double times[kMaxRepeats], begin_s;
-    LLI_TRY(call(run));
+    LLI_TRY(call(context));
     begin_s = cli_seconds();
     do {
         double call_s = cli_seconds();
-        LLI_TRY(call(run));
+        LLI_TRY(call(context));
         times[row->repeats++] = cli_seconds() - call_s;
     } while (row->repeats < kMaxRepeats && (row->repeats < kMinRepeats || cli_seconds() - begin_s < seconds));
     row->median_ms = 1e3 * bench_median(times, row->repeats);
@@ -138,7 +134,7 @@ static int run_plan(const struct problem *problem, const ll_plan_desc *desc, con
     run.pass = problem->pass;
     ll_linear_ce_args on_host = run.args;
     if (status == LL_STATUS_OK && run.gpu) status = cli_gpu_bind(run.gpu, &on_host, &run.args);
-    if (status == LL_STATUS_OK) status = time_calls(&run, seconds, row);
+    if (status == LL_STATUS_OK) status = bench_time(call, &run, seconds, row);
     if (status == LL_STATUS_OK && run.gpu) status = cli_gpu_fetch(run.gpu);
     cli_gpu_close(run.gpu);
     if (status != LL_STATUS_OK) {
@@ -167,7 +163,8 @@ int bench_parse(const char *text, struct problem *problem) {
     const char *why = problem_parse(longer, problem);
     if (!why && problem->n_tokens < 1) why = "n must be given";
     if (!why) return CLI_EXIT_OK;
-    return cli_fail(CLI_EXIT_USAGE, "%s; wanted PASS:DTYPE:nTOKENS:dHIDDEN:vVOCABULARY", why);
+    return cli_fail(CLI_EXIT_USAGE,
+                    "%s; wanted PASS:DTYPE:nTOKENS:dHIDDEN:vVOCABULARY or ce:DTYPE:nTOKENS:vVOCABULARY", why);
 }
 
 static int run_problem(const bench_options *options, const char *text, bench_row *row) {
@@ -179,11 +176,20 @@ static int run_problem(const bench_options *options, const char *text, bench_row
     *row = (bench_row){0};
     snprintf(row->problem, sizeof row->problem, "%s", text);
     if (options->n_threads) problem.n_threads = options->n_threads;
-    problem_desc(&problem, &desc);
+    if (problem.op == LL_OP_CE) {
+        ce_problem_desc(&problem, &desc);
+    } else {
+        problem_desc(&problem, &desc);
+    }
     desc.backend = cli_backend(options->backend);
     ll_status status = ll_plan_create(&desc, &plan);
     if (status != LL_STATUS_OK) return cli_fail_status(status);
     snprintf(row->kernel, sizeof row->kernel, "%s", ll_plan_kernel(plan));
+    if (problem.op == LL_OP_CE) {
+        code = bench_ce(&problem, plan, options->seconds, row);
+        ll_plan_destroy(plan);
+        return code;
+    }
     double peak_gflops = cli_gpu_wanted(plan) ? 0 : lli_cpu_fma_peak(ll_plan_threads(plan)); /* a CPU's */
     code = run_plan(&problem, &desc, plan, options->seconds, peak_gflops, row);
     ll_plan_destroy(plan);

@@ -1,5 +1,5 @@
-/* What the two halves of `logitless bench` share: kernels beside the machine's peaks (bench.c), and the
- * vocabulary over ranks beside one rank (bench_ranks.c). */
+/* What the parts of `logitless bench` share: kernels beside the machine's peaks (bench.c, bench_ce.c), and
+ * the vocabulary over ranks beside one rank (bench_ranks.c). */
 #ifndef LL_CLI_BENCH_H
 #define LL_CLI_BENCH_H
 
@@ -15,6 +15,21 @@ typedef struct bench_options {
     cli_cut_options cut;
     const char *backend;
 } bench_options;
+
+typedef struct bench_row {
+    char problem[kTextBytes];
+    char kernel[64];
+    double median_ms, gflops, gbytes_per_s, peak_part, workspace_mb, loss;
+    int repeats;
+} bench_row;
+
+/* Calls until `seconds` are over, at least kMinRepeats times after one that warms caches and clock; sets
+ * median_ms and repeats. */
+typedef ll_status bench_call(void *context);
+ll_status bench_time(bench_call *call, void *context, double seconds, bench_row *row);
+
+/* A problem of ce (bench_ce.c); sets the row but for its names. An exit code. */
+int bench_ce(const struct problem *problem, const ll_plan *plan, double seconds, bench_row *row);
 
 /* CLI_EXIT_OK, or the exit code of a reported error. */
 int bench_parse(const char *text, struct problem *problem);

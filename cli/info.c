@@ -76,7 +76,7 @@ static void print_text(const cli_machine *machine, int32_t n_threads) {
     } else {
         printf("threads    unknown: %s\n", ll_last_error());
     }
-    printf("\nkernels, best first:\n");
+    printf("\nkernels of each operation, best first:\n");
     for (int32_t i = 0; ll_kernel_get(i, &kernel) == LL_STATUS_OK; i++) {
         printf("  %-28s %-4s %-16s %s\n", kernel.name, kernel.backend, kernel.numerics,
                kernel.why_not[0] ? kernel.why_not : "runs here");

@@ -16,17 +16,23 @@ static inline bool kernel_is_tested(const char *backend) {
     return only ? strcmp(backend, only) == 0 : strcmp(backend, "cuda") != 0;
 }
 
-/* Runnable kernels of this build and machine, in the table's order; the reference is the last one. */
+/* The names of an operation's kernels start with its own: "linear_ce_", "ce_". */
+static inline bool kernel_is_of(const char *kernel, const char *op_prefix) {
+    return strncmp(kernel, op_prefix, strlen(op_prefix)) == 0;
+}
+
+/* Runnable kernels of an operation in this build and machine, in the table's order; the reference is the last
+ * one. */
 struct kernel_list {
     int32_t count;
     ll_kernel_info kernels[16];
 };
 
-static inline struct kernel_list kernels_here(void) {
+static inline struct kernel_list kernels_of(const char *op_prefix) {
     struct kernel_list list = {0};
     ll_kernel_info info;
     for (int32_t index = 0; ll_kernel_get(index, &info) == LL_STATUS_OK && list.count < 16; ++index) {
-        if (!kernel_is_tested(info.backend)) continue;
+        if (!kernel_is_tested(info.backend) || !kernel_is_of(info.name, op_prefix)) continue;
         if (info.why_not[0] == '\0') {
             list.kernels[list.count++] = info;
         } else {
@@ -34,6 +40,9 @@ static inline struct kernel_list kernels_here(void) {
         }
     }
     return list;
+}
+static inline struct kernel_list kernels_here(void) {
+    return kernels_of("linear_ce_");
 }
 
 static inline ll_status pass_run(const ll_plan *plan, ll_pass pass, ll_linear_ce_args args) {

@@ -75,6 +75,9 @@ static const struct option options[] = {
     {"add", OPTION_F64, AT(offset), 0},
     {"conf", OPTION_F64, AT(confidence), 0},
     {"tie", OPTION_FLAG, AT(tie), 0},
+    {"ids", OPTION_SET_I32, AT(n_ids), -1},
+    {"top", OPTION_SET_I32, AT(n_top), -1},
+    {"inplace", OPTION_FLAG, AT(in_place), 0},
     {"th", OPTION_SET_I32, AT(n_threads), -1}, /* -1: the number that follows */
     {"ws", OPTION_I64, AT(workspace_kib), 0},
     {"seed", OPTION_I64, AT(seed), 0},
@@ -131,10 +134,11 @@ static bool parse_dtypes(const char *part, size_t length, struct problem *proble
 }
 
 static bool parse_part(const char *part, size_t length, int32_t index, struct problem *problem) {
-    static const char *const passes[] = {"fwd", "bwd", "fb"};
-    for (int32_t pass = 0; index == 0 && pass < 3; ++pass) {
+    static const char *const passes[] = {"fwd", "bwd", "fb", "cef", "ceb", "ce"};
+    for (int32_t pass = 0; index == 0 && pass < 6; ++pass) {
         if (strlen(passes[pass]) == length && memcmp(part, passes[pass], length) == 0) {
-            problem->pass = (ll_pass)pass;
+            problem->pass = (ll_pass)(pass % 3);
+            problem->op = (ll_op)(pass / 3);
             return true;
         }
     }
@@ -164,8 +168,11 @@ const char *problem_parse(const char *text, struct problem *problem) {
         }
         part = colon ? colon + 1 : NULL;
     }
-    if (problem->n_hidden < 1 || problem->v_total < 1) return "problem: d and v must be given";
-    if (problem->finite_every && problem->bias_dtype == LL_DTYPE_NONE) problem->bias_dtype = problem->w_dtype;
+    if (problem->v_total < 1) return "problem: v must be given";
+    if ((problem->n_hidden < 1) != (problem->op == LL_OP_CE))
+        return problem->op == LL_OP_CE ? "problem: ce has no d" : "problem: d must be given";
+    if (problem->finite_every && problem->op != LL_OP_CE && problem->bias_dtype == LL_DTYPE_NONE)
+        problem->bias_dtype = problem->w_dtype;
     problem->class_weight |= problem->zero_class_weight;
     problem->token_weight |= problem->zero_token_weight;
     if (problem->seed == 0) { /* FNV-1a of the text */
@@ -254,62 +261,6 @@ void problem_slice(const struct problem *problem, ll_linear_ce_args *args, int64
     }
 }
 
-/* ---- Memory ------------------------------------------------------------------------------------- */
-
-enum { kGuardBytes = 64, kGuardByte = 0xff }; /* 0xff...: NaN in every float type, -1 as a token id */
-
-static void *guarded_alloc(struct guarded *buffer, int64_t count, size_t element_bytes, bool misaligned) {
-    size_t shift = misaligned ? element_bytes : 0;
-    buffer->bytes = (size_t)count * element_bytes;
-    size_t total = (buffer->bytes + shift + 3 * kGuardBytes - 1) / kGuardBytes * kGuardBytes;
-    buffer->raw = aligned_alloc(kGuardBytes, total);
-    if (!buffer->raw) return NULL;
-    memset(buffer->raw, kGuardByte, total);
-    buffer->data = buffer->raw + kGuardBytes + shift;
-    return buffer->data;
-}
-
-static bool guard_intact(const struct guarded *buffer) {
-    if (!buffer->raw) return true;
-    for (const char *c = buffer->raw; c < buffer->data; ++c) {
-        if ((uint8_t)*c != kGuardByte) return false;
-    }
-    for (int64_t c = 0; c < kGuardBytes; ++c) {
-        if ((uint8_t)buffer->data[buffer->bytes + (size_t)c] != kGuardByte) return false;
-    }
-    return true;
-}
-
-static void buffers_free(struct guarded *buffers, int64_t count) {
-    for (int64_t b = 0; b < count; ++b) free(buffers[b].raw);
-}
-
-/* Rows of `cols` elements, `gap` guard elements between them. */
-static bool matrix_alloc(struct guarded *buffer, ll_view *view, ll_dtype dtype, int64_t rows, int64_t cols,
-                         int64_t gap, bool misaligned) {
-    void *data = guarded_alloc(buffer, rows * (cols + gap), ll_dtype_bytes(dtype), misaligned);
-    if (data) *view = ll_view_matrix(data, dtype, rows, cols, cols + gap);
-    return data != NULL;
-}
-
-static bool vector_alloc(struct guarded *buffer, ll_view *view, ll_dtype dtype, int64_t n, int64_t step) {
-    void *data = guarded_alloc(buffer, n * step, ll_dtype_bytes(dtype), false);
-    if (data) *view = ll_view_vector(data, dtype, n, step);
-    return data != NULL;
-}
-
-static bool gaps_intact(const ll_view *view) {
-    size_t element_bytes = ll_dtype_bytes((ll_dtype)view->dtype);
-    for (int64_t r = 0; view->data && r < view->rows; ++r) {
-        const char *row = lli_row(view, r);
-        for (size_t c = (size_t)view->cols * element_bytes; c < (size_t)view->row_stride * element_bytes;
-             ++c) {
-            if ((uint8_t)row[c] != kGuardByte) return false;
-        }
-    }
-    return true;
-}
-
 /* ---- Random inputs ------------------------------------------------------------------------------ */
 
 uint64_t problem_random(uint64_t *state) {
@@ -392,18 +343,9 @@ static const float *random_floats(struct guarded *buffer, int64_t n, double low,
     return values;
 }
 
-/* FNV-1a over 8-byte words, the last one filled up with zeros. */
 static uint64_t checksum(const struct operands *operands) {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (int64_t b = 0; b < kProblemInputs; ++b) {
-        const struct guarded *buffer = &operands->buffers[b];
-        for (size_t c = 0; buffer->raw && c < buffer->bytes; c += sizeof hash) {
-            uint64_t word = 0;
-            memcpy(&word, buffer->data + c,
-                   buffer->bytes - c < sizeof word ? buffer->bytes - c : sizeof word);
-            hash = (hash ^ word) * 0x100000001b3u;
-        }
-    }
+    for (int64_t b = 0; b < kProblemInputs; ++b) hash = guarded_hash(&operands->buffers[b], hash);
     return hash;
 }
 
@@ -416,10 +358,10 @@ bool operands_create(const struct problem *problem, struct operands *operands) {
     *operands = (struct operands){.args = args, .divisor = p->divisor};
     struct guarded *b = operands->buffers;
     ll_linear_ce_args *a = &operands->args;
-    bool fine = matrix_alloc(&b[0], &a->x, p->x_dtype, n, p->n_hidden, p->x_gap, p->misaligned) &&
-                matrix_alloc(&b[1], &a->w, p->w_dtype, v_local, p->n_hidden, p->w_gap, p->misaligned) &&
-                vector_alloc(&b[2], &a->target, p->target_dtype, n, p->target_step);
-    if (p->bias_dtype) fine = fine && vector_alloc(&b[3], &a->bias, p->bias_dtype, v_local, p->bias_step);
+    bool fine = guarded_matrix(&b[0], &a->x, p->x_dtype, n, p->n_hidden, p->x_gap, p->misaligned) &&
+                guarded_matrix(&b[1], &a->w, p->w_dtype, v_local, p->n_hidden, p->w_gap, p->misaligned) &&
+                guarded_vector(&b[2], &a->target, p->target_dtype, n, p->target_step);
+    if (p->bias_dtype) fine = fine && guarded_vector(&b[3], &a->bias, p->bias_dtype, v_local, p->bias_step);
     if (!fine) return false;
     fill_weights(p, &a->w, &a->bias, &state);
     fill_tokens(p, a, &state);
@@ -441,12 +383,12 @@ bool operands_create(const struct problem *problem, struct operands *operands) {
 }
 
 void operands_destroy(struct operands *operands) {
-    buffers_free(operands->buffers, kProblemInputs);
+    guarded_free(operands->buffers, kProblemInputs);
 }
 
 bool operands_intact(const struct operands *operands) {
     for (int64_t b = 0; b < kProblemInputs; ++b) {
-        if (!guard_intact(&operands->buffers[b])) return false;
+        if (!guarded_intact(&operands->buffers[b])) return false;
     }
     return checksum(operands) == operands->checksum;
 }
@@ -470,12 +412,12 @@ bool results_create(const struct problem *problem, struct results *results) {
     bool want_x = !(p->frozen & LL_FROZEN_X), want_w = !(p->frozen & LL_FROZEN_W);
     bool want_bias = p->bias_dtype && !(p->frozen & LL_FROZEN_BIAS), odd = p->misaligned;
     if (want_x)
-        fine = matrix_alloc(&b[8], &results->grad_x, x_dtype, n, p->n_hidden, p->grad_x_gap, odd) && fine;
+        fine = guarded_matrix(&b[8], &results->grad_x, x_dtype, n, p->n_hidden, p->grad_x_gap, odd) && fine;
     if (want_w)
-        fine =
-            matrix_alloc(&b[9], &results->grad_w, w_dtype, v_local, p->n_hidden, p->grad_w_gap, odd) && fine;
+        fine = guarded_matrix(&b[9], &results->grad_w, w_dtype, v_local, p->n_hidden, p->grad_w_gap, odd) &&
+               fine;
     if (want_bias)
-        fine = vector_alloc(&b[10], &results->grad_bias, bias_dtype, v_local, p->grad_bias_step) && fine;
+        fine = guarded_vector(&b[10], &results->grad_bias, bias_dtype, v_local, p->grad_bias_step) && fine;
     uint64_t state = p->seed ^ 0x5bd1e995u;
     const ll_view *gradients[] = {&results->grad_x, &results->grad_w, &results->grad_bias};
     for (int32_t g = 0; fine && p->accumulate && g < 3; ++g) {
@@ -489,12 +431,13 @@ bool results_create(const struct problem *problem, struct results *results) {
 }
 
 void results_destroy(struct results *results) {
-    buffers_free(results->buffers, kProblemOutputs);
+    guarded_free(results->buffers, kProblemOutputs);
 }
 
 bool results_intact(const struct results *results) {
     for (int64_t b = 0; b < kProblemOutputs; ++b) {
-        if (!guard_intact(&results->buffers[b])) return false;
+        if (!guarded_intact(&results->buffers[b])) return false;
     }
-    return gaps_intact(&results->grad_x) && gaps_intact(&results->grad_w) && gaps_intact(&results->grad_bias);
+    return guarded_gaps_intact(&results->grad_x) && guarded_gaps_intact(&results->grad_w) &&
+           guarded_gaps_intact(&results->grad_bias);
 }

@@ -3,6 +3,7 @@
  *   fb:bf16:n257:d64:v1031:cap30:t0.7:ls0.1:cw:bias:ign7:mean
  *
  *   fwd|bwd|fb      the pass a bench times (tests run all three)     first
+ *   cef|ceb|ce      the same passes of ce, over given logits: ce_problems.h
  *   f32|bf16|f16    dtype of x and w; `bf16-f32`: of x, of w         second
  *   n# d# v#        tokens, hidden size, vocabulary                  required
  *   pad#            rows of w beyond the vocabulary (filled with NaN)
@@ -32,12 +33,11 @@
 #ifndef LL_TESTS_PROBLEMS_H
 #define LL_TESTS_PROBLEMS_H
 
-#include <logitless/logitless.h>
-
-#include <stdbool.h>
+#include "guarded.h"
 
 struct problem {
     char text[192];
+    ll_op op;
     ll_pass pass;
     ll_dtype x_dtype, w_dtype, bias_dtype, grad_x_dtype, grad_w_dtype, grad_bias_dtype, target_dtype;
     int64_t n_tokens, n_hidden, v_total, v_pad;
@@ -50,6 +50,8 @@ struct problem {
     int64_t x_gap, w_gap, target_step, bias_step, grad_x_gap, grad_w_gap, grad_bias_step;
     int32_t frozen, n_threads;
     int64_t workspace_kib;
+    int32_t n_ids, n_top;
+    bool in_place;
     double scale, offset, confidence;
     uint64_t seed; /* from the text unless given */
 };
@@ -59,12 +61,6 @@ const char *problem_parse(const char *text, struct problem *problem);
 
 /* Description of the plan; desc->loss points into the problem. */
 void problem_desc(const struct problem *problem, ll_plan_desc *desc);
-
-/* One allocation with guard bytes on both sides. */
-struct guarded {
-    char *raw, *data;
-    size_t bytes;
-};
 
 enum { kProblemInputs = 10, kProblemOutputs = 11 };
 

@@ -6,16 +6,20 @@
  *   H[i]    = lse[i] - sum_v p[i,v] z[i,v]        entropy in nats, p = softmax(z)
  *   softcap(r) = C tanh(r / C), or r itself when C = 0
  *
+ * Two operations: linear_ce forms the logits from x and w and never holds them; ce takes raw logits
+ * [n_tokens, v_local] that the caller has, in place of x_i . w_v + b_v, and may write their gradient over
+ * them.
+ *
  * Life of a plan: fill ll_plan_desc -> ll_plan_create (every check, picks the kernel) ->
- * ll_plan_workspace -> ll_linear_ce_forward / _backward / _forward_backward, many times ->
+ * ll_plan_workspace -> ll_linear_ce_forward / _backward / _forward_backward (or ll_ce_...), many times ->
  * ll_plan_destroy. The caller owns all memory: operands, results and workspace. Execution
  * allocates nothing and reads no environment. A plan is immutable: any threads may share it, each
  * call in flight with its own workspace.
  *
  * The vocabulary may be cut over the ranks of a group (comm.h): every rank makes a plan with its shard and
  * the same communicator, and ll_plan_create and the three passes become collective. nll, lse, entropy,
- * argmax, loss and sums come out on every rank, grad_x comes out summed over ranks on every rank, grad_w and
- * grad_bias are the shard's.
+ * argmax, loss and sums come out on every rank, grad_x comes out summed over ranks on every rank, grad_w,
+ * grad_bias and grad_logits are the shard's.
  *
  * Results do not depend on how work is cut: nll, lse, entropy and argmax of a row have the same bits
  * alone or in any batch, for any chunk, thread count, rank count and cut of the vocabulary; the reduced loss
@@ -178,7 +182,10 @@ static inline ll_loss lli_loss_init(void) {
 
 /* ---- Plan --------------------------------------------------------------------------------------- */
 
-typedef enum ll_op { LL_OP_LINEAR_CE = 0 } ll_op;
+typedef enum ll_op {
+    LL_OP_LINEAR_CE = 0, /* logits from x and w: ll_linear_ce_forward, ... */
+    LL_OP_CE = 1         /* logits given: ll_ce_forward, ... */
+} ll_op;
 
 typedef enum ll_backend {
     LL_BACKEND_AUTO =
@@ -194,6 +201,10 @@ typedef enum ll_backend {
 
 typedef enum ll_pass { LL_PASS_FORWARD = 0, LL_PASS_BACKWARD = 1, LL_PASS_FORWARD_BACKWARD = 2 } ll_pass;
 
+/* Most ids a row, and largest k of the top-k, of LL_OP_CE: what they take of the workspace stays small. */
+#define LL_CE_IDS_MAX 1024
+#define LL_CE_TOP_MAX 128
+
 /* Bits of ll_plan_desc.frozen: a gradient that no call of this plan will ask for. */
 enum { LL_FROZEN_X = 1, LL_FROZEN_W = 2, LL_FROZEN_BIAS = 4 };
 
@@ -206,17 +217,20 @@ typedef struct CUstream_st *ll_stream;
  * communicator the shard must cover the vocabulary: v_begin = 0, v_local >= v_total. With one, the shards of
  * all ranks must cover [0, v_total) once: any sizes, any order of ranks, empty shards (v_local 0) too.
  *
- * In a group these must be equal on all ranks: n_tokens_max, n_hidden, v_total, x_dtype, w_dtype, bias_dtype,
- * grad_x_dtype, LL_FROZEN_X, loss. The rest is each rank's own. */
+ * For LL_OP_CE n_hidden, the dtypes of x, w, bias and their gradients, and frozen are 0, and v_local counts
+ * the columns of the logits; for LL_OP_LINEAR_CE the fields from logits_dtype on are 0.
+ *
+ * In a group these must be equal on all ranks: op, n_tokens_max, n_hidden, v_total, x_dtype, w_dtype,
+ * bias_dtype, grad_x_dtype, LL_FROZEN_X, logits_dtype, n_ids, n_top, loss. The rest is each rank's own. */
 typedef struct ll_plan_desc {
     size_t struct_bytes;
     int32_t op;           /* ll_op */
     int32_t backend;      /* ll_backend */
     int64_t n_tokens_max; /* calls may have 0 .. n_tokens_max tokens; >= 0 */
-    int64_t n_hidden;     /* required, >= 1 */
+    int64_t n_hidden;     /* linear_ce: required, >= 1 */
     int64_t v_begin, v_local;
     int64_t v_total;          /* required, 1 .. LL_VOCAB_MAX */
-    int32_t x_dtype, w_dtype; /* required: f32, bf16 or f16; the two may differ on a CPU */
+    int32_t x_dtype, w_dtype; /* linear_ce: required, f32, bf16 or f16; the two may differ on a CPU */
     int32_t bias_dtype;       /* f32, bf16 or f16; LL_DTYPE_NONE: no bias */
     int32_t grad_x_dtype;     /* that of the input (also when NONE) or f32 */
     int32_t grad_w_dtype;     /* likewise */
@@ -229,6 +243,10 @@ typedef struct ll_plan_desc {
     size_t workspace_budget_bytes;
     const ll_loss *loss;        /* copied; NULL: LL_LOSS_INIT */
     const struct ll_comm *comm; /* NULL: one rank. Copied; what it points to must outlive the plan */
+    int32_t logits_dtype;       /* ce: required, f32, bf16 or f16 */
+    int32_t grad_logits_dtype;  /* that of the logits (also when NONE) or f32 */
+    int32_t n_ids;              /* most ids a row that a call asks about; 0 .. LL_CE_IDS_MAX */
+    int32_t n_top;              /* k of the top-k; 0 .. LL_CE_TOP_MAX, at most v_total */
 } ll_plan_desc;
 
 #ifdef __cplusplus
@@ -245,12 +263,12 @@ static inline ll_plan_desc lli_plan_desc_init(void) {
 
 typedef struct ll_plan ll_plan;
 
-/* Checks the description, picks the kernel (LL_KERNEL=<name> in the environment forces one, whatever
- * desc.backend says) and starts n_threads - 1 worker threads that sleep between calls. *plan is NULL on
- * failure. Errors: INVALID_ARG, UNSUPPORTED, WORKSPACE (budget too small; the sentence gives the least),
- * MEMORY. Local without a communicator. Collective with one: three all_gathers; an error of one rank, shards
- * that overlap or leave a gap, or descriptions that differ are the same error on every rank; COMM if a rank
- * does not come. A plan with a communicator takes one call at a time. */
+/* Checks the description, picks the kernel (LL_KERNEL=<name> in the environment forces one for plans of its
+ * operation, whatever desc.backend says) and starts n_threads - 1 worker threads that sleep between calls.
+ * *plan is NULL on failure. Errors: INVALID_ARG, UNSUPPORTED, WORKSPACE (budget too small; the sentence gives
+ * the least), MEMORY. Local without a communicator. Collective with one: three all_gathers; an error of one
+ * rank, shards that overlap or leave a gap, or descriptions that differ are the same error on every rank;
+ * COMM if a rank does not come. A plan with a communicator takes one call at a time. */
 LL_API ll_status ll_plan_create(const ll_plan_desc *desc, ll_plan **plan);
 
 /* Stops the workers and frees the plan. No call may be in flight. NULL is fine. Local. */
@@ -277,7 +295,8 @@ typedef struct ll_kernel_info {
     char why_not[160];
 } ll_kernel_info;
 
-/* Kernel number `index` (0, 1, ... in order of preference). INVALID_ARG beyond the last one. */
+/* Kernel number `index` (0, 1, ...): those of linear_ce in order of preference, then those of ce, then those
+ * of libraries opened on demand. A name starts with its operation's. INVALID_ARG beyond the last one. */
 LL_API ll_status ll_kernel_get(int32_t index, ll_kernel_info *info);
 
 /* ---- linear_ce ---------------------------------------------------------------------------------- */
@@ -399,6 +418,129 @@ LL_API ll_status ll_linear_ce_backward(const ll_plan *plan, const ll_linear_ce_a
  */
 LL_API ll_status ll_linear_ce_forward_backward(const ll_plan *plan, const ll_linear_ce_args *args,
                                                ll_stream stream);
+
+/* ---- ce ----------------------------------------------------------------------------------------- */
+
+/* Whether the logits of a call still are what the caller put there: written and read by the passes below, on
+ * the host, when they are called. The caller owns it, one for each buffer of logits that is overwritten in
+ * place: ll_ce_state state = LL_CE_STATE_INIT. It is no memory of results and may be dropped at any time. */
+typedef struct ll_ce_state {
+    size_t struct_bytes;
+    const void *logits; /* of the last forward that was given this state */
+    int64_t n_tokens;
+    int32_t intact; /* 0: no forward yet, or the gradient has been written over the logits */
+    int32_t reserved;
+} ll_ce_state;
+
+#ifdef __cplusplus
+#define LL_CE_STATE_INIT lli_ce_state_init()
+static inline ll_ce_state lli_ce_state_init(void) {
+    ll_ce_state state = ll_ce_state();
+    state.struct_bytes = sizeof(ll_ce_state);
+    return state;
+}
+#else
+#define LL_CE_STATE_INIT                                                                                     \
+    { .struct_bytes = sizeof(ll_ce_state) }
+#endif
+
+/* Operands and results of the three passes over given logits. F forward, B backward, FB forward_backward;
+ * n = n_tokens, the rows of logits. A field that a pass does not take must be left zero.
+ *
+ *   field          shape, dtype                     F     B     FB
+ *   logits         [n, v_local] logits_dtype        read  read  read   raw: before softcap and temperature
+ *   target, class_weight, token_weight, divisor                        as for linear_ce
+ *   loss, nll, lse, lse_lo, entropy, z_loss, argmax, sums              as for linear_ce
+ *   up_loss, up_nll, up_lse, up_entropy                                as for linear_ce
+ *   grad_logits    [n, v_local] grad_logits_dtype   -     out   out    needed
+ *   in_place       0, or 1: grad_logits is the same view as logits
+ *   state          NULL, or this buffer of logits'  set   both  set    needed where in_place
+ *   ids            [n, m] i32 or i64, m <= n_ids    read  -     read   all zeros: none; any row stride
+ *   id_logp        [n, m] f32, contiguous           out   -     out    log p of the ids, or NULL
+ *   id_rank        [n, m] i64, contiguous           out   -     out    1 + columns with a greater logit, or
+ * NULL top_ids        [n, n_top] i64, contiguous       out   -     out    largest logits first, or NULL
+ *   top_logp       [n, n_top] f32, contiguous       out   -     out    log p of them, or NULL
+ *
+ * Rows of logits may be any row stride >= v_local apart, so a slice of a padded matrix is a view. Columns at
+ * or beyond v_total are padding: they are not read and get gradient 0.
+ *
+ * grad_logits may not overlap the logits unless it is the very same view and in_place is 1; then the call
+ * needs no memory beyond the logits and the workspace, and the logits are gone afterwards. `state` keeps that
+ * from becoming a wrong number: a forward (or forward_backward) given a state notes in it that these logits
+ * are intact, a pass in place notes that they are not, and a backward given a state that is not intact, or is
+ * another buffer's, is INVALID_ARG. A backward that is not in place may be repeated and needs no state.
+ *
+ * An id is a global column, or ignore_index where that is none (-100: a row with fewer than m ids). log p of
+ * ids and of the top is min(0, z - lse) from the row's lse in double, rounded once: within 5e-7 where nll,
+ * formed from the other columns' sum, has a relative error. Ranks and the top go by the given logits
+ * themselves, whose order softcap and temperature keep. Equal ones: the lower column comes first, and both
+ * have the same rank.
+ *
+ *                      id_logp   id_rank   top_ids   top_logp
+ *   ignored row        0         0         -1        0
+ *   row that is NaN    NaN       0         -1        NaN
+ *   id ignore_index    0         0
+ *   id out of range    refused with row and column on a CPU; on CUDA NaN, 0, and counted in *bad_targets */
+typedef struct ll_ce_args {
+    size_t struct_bytes;
+    ll_view logits, target;
+    const float *class_weight, *token_weight;
+    const double *divisor;
+    float *loss;
+    float *nll, *lse, *lse_lo, *entropy;
+    float *z_loss;
+    int64_t *argmax;
+    ll_sums *sums;
+    const float *up_loss, *up_nll, *up_lse, *up_entropy;
+    ll_view grad_logits;
+    int32_t in_place;
+    int32_t reserved;
+    ll_ce_state *state; /* host memory */
+    ll_view ids;
+    float *id_logp;
+    int64_t *id_rank;
+    int64_t *top_ids;
+    float *top_logp;
+    void *workspace; /* 64-byte aligned */
+    size_t workspace_bytes;
+    int64_t *bad_targets; /* [1], CUDA: added to, once for each target and id outside [0, v_total); or NULL */
+} ll_ce_args;
+
+#ifdef __cplusplus
+#define LL_CE_ARGS_INIT lli_ce_args_init()
+static inline ll_ce_args lli_ce_args_init(void) {
+    ll_ce_args args = ll_ce_args();
+    args.struct_bytes = sizeof(ll_ce_args);
+    return args;
+}
+#else
+#define LL_CE_ARGS_INIT                                                                                      \
+    { .struct_bytes = sizeof(ll_ce_args) }
+#endif
+
+/* Per-token results and the reduced loss of given logits, as ll_linear_ce_forward has them, and log p and
+ * ranks of ids and the top-k on request, all from one pass over the logits, which stay as they are. Equal f32
+ * logits give the same bits of nll, lse, entropy, argmax and loss as linear_ce.
+ *
+ * In a group: logits are each rank's columns; everything else that is read is the same on every rank. nll,
+ * ids' log p and ranks, and the top come out on every rank that asks. Two operations a chunk of tokens, three
+ * with argmax (max_i32 and sum_i64); with the top, 8 n_top bytes a token and rank in the sum. Ranks of ids
+ * read the logits a second time there. Errors: as for ll_linear_ce_forward; also an id outside [0, v_total).
+ */
+LL_API ll_status ll_ce_forward(const ll_plan *plan, const ll_ce_args *args, ll_stream stream);
+
+/* grad_logits of J for any per-token upstream, from the forward's saved results: dr of ll_linear_ce_backward
+ * with r the given logit, rounded once to grad_logits_dtype. The entry of the target comes from p[y] - 1 =
+ * expm1(-nll), which does not cancel however confident the token. Which saved results are needed: as for
+ * ll_linear_ce_backward. In a group local, but for the meeting that every pass starts with.
+ * Errors: as for the forward; INVALID_ARG where `state` says that the logits are not intact. */
+LL_API ll_status ll_ce_backward(const ll_plan *plan, const ll_ce_args *args, ll_stream stream);
+
+/* Forward and gradient in one call, for upstreams known beforehand (up_loss: {1} gives dL); the same bits as
+ * forward followed by backward with nll, lse, lse_lo and entropy passed on. Every logit is read from memory
+ * once and its gradient written once (one rank; a row stays in the cache between). In a group the logits are
+ * read a second time after the exchange. */
+LL_API ll_status ll_ce_forward_backward(const ll_plan *plan, const ll_ce_args *args, ll_stream stream);
 
 /* ---- Utilities ---------------------------------------------------------------------------------- */
 

@@ -32,6 +32,7 @@ static lli_facts plan_facts(const lli_group *group, const lli_problem *p, const 
     lli_fact_add(&facts, "the library's version", LLI_FACT_INT,
                  10000 * LL_VERSION_MAJOR + 100 * LL_VERSION_MINOR + LL_VERSION_PATCH);
     lli_fact_add(&facts, "the size of the group", LLI_FACT_INT, group->comm.size);
+    lli_fact_add(&facts, "op (ll_op)", LLI_FACT_INT, p->op);
     lli_fact_add(&facts, "n_tokens_max", LLI_FACT_INT, p->n_tokens_max);
     lli_fact_add(&facts, "n_hidden", LLI_FACT_INT, p->n_hidden);
     lli_fact_add(&facts, "v_total", LLI_FACT_INT, p->v_total);
@@ -40,6 +41,9 @@ static lli_facts plan_facts(const lli_group *group, const lli_problem *p, const 
     lli_fact_add(&facts, "bias_dtype (ll_dtype)", LLI_FACT_INT, p->bias_dtype);
     lli_fact_add(&facts, "grad_x_dtype (ll_dtype)", LLI_FACT_INT, p->grad_x_dtype);
     lli_fact_add(&facts, "frozen grad_x", LLI_FACT_INT, (p->frozen & LL_FROZEN_X) != 0);
+    lli_fact_add(&facts, "logits_dtype (ll_dtype)", LLI_FACT_INT, p->logits_dtype);
+    lli_fact_add(&facts, "n_ids", LLI_FACT_INT, p->n_ids);
+    lli_fact_add(&facts, "n_top", LLI_FACT_INT, p->n_top);
     add_loss(&facts, &p->loss);
     lli_fact_add(&facts, "the kernel's numerics", LLI_FACT_CONTENT,
                  kernel ? lli_hash(kernel->numerics, strlen(kernel->numerics), 0) : 0);
@@ -129,6 +133,18 @@ static int64_t hash_targets(const lli_call *call) {
     return hash;
 }
 
+static int64_t hash_ids(const lli_call *call) {
+    const ll_view *ids = &call->ce->ids;
+    int64_t hash = 0;
+    for (int64_t i = 0; i < ids->rows; i++) {
+        for (int64_t j = 0; j < ids->cols; j++) {
+            const int64_t id = lli_id_at(ids, i, j);
+            hash = lli_hash(&id, sizeof id, hash);
+        }
+    }
+    return hash;
+}
+
 static int64_t hash_floats(const float *values, int64_t n, int64_t hash) {
     return values && n ? lli_hash(values, (size_t)n * sizeof *values, hash) : hash;
 }
@@ -160,7 +176,7 @@ static int64_t hash_saved(const ll_linear_ce_args *a, int64_t n) {
 static void add_contents(lli_facts *facts, const lli_problem *problem, const lli_call *call) {
     const ll_linear_ce_args *a = call->args;
     const int64_t n = call->n_tokens, n_loss = problem->loss.reduction == LL_REDUCTION_NONE ? n : 1;
-    lli_fact_add(facts, "x", LLI_FACT_CONTENT, hash_x(call));
+    if (!call->ce) lli_fact_add(facts, "x", LLI_FACT_CONTENT, hash_x(call)); /* logits are each rank's own */
     lli_fact_add(facts, "class_weight", LLI_FACT_CONTENT, hash_floats(a->class_weight, problem->v_total, 0));
     lli_fact_add(facts, "token_weight", LLI_FACT_CONTENT, hash_floats(a->token_weight, n, 0));
     if (call->pass != LL_PASS_FORWARD) {
@@ -172,22 +188,34 @@ static void add_contents(lli_facts *facts, const lli_problem *problem, const lli
     }
 }
 
-ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, lli_call *call) {
+enum { kVoteEntropy, kVoteArgmax, kVoteRank, kVoteTop };
+
+ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, ll_op op,
+                         lli_call *call) {
     const ll_linear_ce_args *a = call->args;
-    lli_facts facts = lli_facts_begin((lli_call_name)(LLI_CALL_FORWARD + (int)call->pass));
+    const int first = op == LL_OP_CE ? LLI_CALL_CE_FORWARD : LLI_CALL_FORWARD;
+    lli_facts facts = lli_facts_begin((lli_call_name)(first + (int)call->pass));
     if (mine == LL_STATUS_OK) {
         int64_t divisor = 0;
         if (a->divisor) memcpy(&divisor, a->divisor, sizeof divisor);
-        lli_fact_add(&facts, "the rows of x", LLI_FACT_INT, call->n_tokens);
+        lli_fact_add(&facts, call->ce ? "the rows of logits" : "the rows of x", LLI_FACT_INT, call->n_tokens);
         add_given(&facts, a, call->pass);
         lli_fact_add(&facts, "the target", LLI_FACT_CONTENT, hash_targets(call));
         lli_fact_add(&facts, "the divisor", LLI_FACT_F64, divisor);
+        if (call->ce) {
+            lli_fact_add(&facts, "the columns of ids", LLI_FACT_INT, call->ce->ids.cols);
+            lli_fact_add(&facts, "the ids", LLI_FACT_CONTENT, hash_ids(call));
+        }
         if (group->debug) add_contents(&facts, problem, call);
     }
-    facts.vote[0] = a && (a->entropy || a->up_entropy);
-    facts.vote[1] = a && a->argmax;
-    LLI_TRY(lli_group_agree(group, lli_pass_names[call->pass], mine, &facts));
-    call->want_entropy = lli_group_vote_max(group, 0) != 0;
-    call->want_argmax = lli_group_vote_max(group, 1) != 0;
+    facts.vote[kVoteEntropy] = call->want_entropy;
+    facts.vote[kVoteArgmax] = call->want_argmax;
+    facts.vote[kVoteRank] = call->want_rank;
+    facts.vote[kVoteTop] = call->want_top;
+    LLI_TRY(lli_group_agree(group, call->name, mine, &facts));
+    call->want_entropy = lli_group_vote_max(group, kVoteEntropy) != 0;
+    call->want_argmax = lli_group_vote_max(group, kVoteArgmax) != 0;
+    call->want_rank = lli_group_vote_max(group, kVoteRank) != 0;
+    call->want_top = lli_group_vote_max(group, kVoteTop) != 0;
     return LL_STATUS_OK;
 }

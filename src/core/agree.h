@@ -19,7 +19,8 @@ ll_status lli_agree_cuts(lli_group *group, ll_status mine, lli_config *config);
 ll_status lli_agree_ready(lli_group *group, ll_status mine, lli_config *config);
 
 /* The meeting that every pass starts with; sets what any rank wants. call->args may be NULL where `mine` is
- * an error. */
-ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, lli_call *call);
+ * an error. op: of the function that was called. */
+ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, ll_op op,
+                         lli_call *call);
 
 #endif

@@ -10,7 +10,6 @@
 
 static const char library_file[] = "liblogitless_cuda.so.0";
 static const char library_entry[] = "lli_cuda_backend";
-static const char kernel_name[] = "linear_ce_cuda";
 
 static const lli_host host = {
     .struct_bytes = sizeof(lli_host),
@@ -20,6 +19,7 @@ static const lli_host host = {
     .kernel_bytes = sizeof(lli_kernel),
     .config_bytes = sizeof(lli_config),
     .args_bytes = sizeof(ll_linear_ce_args),
+    .ce_args_bytes = sizeof(ll_ce_args),
     .fail = lli_fail,
     .pass_names = lli_pass_names,
 };
@@ -67,18 +67,32 @@ static bool missing_machine_ok(char *why, size_t why_bytes) {
     return lli_cuda_library(why, why_bytes) != NULL;
 }
 
-static const lli_kernel missing = {
-    .name = kernel_name, .numerics = "none", .backend = LL_BACKEND_CUDA, .machine_ok = missing_machine_ok};
+/* In the places of the library's kernels where it does not load: one for each operation, so that a plan of
+ * either is told why. */
+static const lli_kernel missing[] = {
+    {.name = "linear_ce_cuda",
+     .numerics = "none",
+     .op = LL_OP_LINEAR_CE,
+     .backend = LL_BACKEND_CUDA,
+     .machine_ok = missing_machine_ok},
+    {.name = "ce_cuda",
+     .numerics = "none",
+     .op = LL_OP_CE,
+     .backend = LL_BACKEND_CUDA,
+     .machine_ok = missing_machine_ok},
+};
+enum { kMissing = sizeof missing / sizeof missing[0] };
 
 const lli_kernel *lli_kernel_at(int32_t index) {
     int32_t built_in = 0;
     char why[160];
-    while (lli_linear_ce_kernels[built_in]) built_in++;
-    if (index < built_in) return lli_linear_ce_kernels[index];
+    while (lli_kernel_built_in(built_in)) built_in++;
+    if (index < built_in) return lli_kernel_built_in(index);
+    index -= built_in;
     const lli_backend_library *library = lli_cuda_library(why, sizeof why);
-    if (!library) return index == built_in ? &missing : NULL;
+    if (!library) return index < kMissing ? &missing[index] : NULL;
     for (int32_t i = 0; library->kernels[i]; i++) {
-        if (i == index - built_in) return library->kernels[i];
+        if (i == index) return library->kernels[i];
     }
     return NULL;
 }

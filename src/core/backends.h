@@ -10,9 +10,9 @@ typedef struct lli_host {
     size_t struct_bytes;
     const char *version;
     /* What the two sides read of each other's structs. */
-    size_t problem_bytes, call_bytes, plan_bytes, kernel_bytes, config_bytes, args_bytes;
+    size_t problem_bytes, call_bytes, plan_bytes, kernel_bytes, config_bytes, args_bytes, ce_args_bytes;
     ll_status (*fail)(ll_status status, const char *format, ...);
-    const char *const *pass_names;
+    const char *const *pass_names; /* lli_pass_names */
 } lli_host;
 
 /* Memory of a device, for programs that have their operands in host memory. */

@@ -1,31 +1,30 @@
 /* Checks of one call's arguments before anything is written: shapes first, then, on a CPU, what targets,
- * weights and divisor hold. */
+ * weights and divisor hold. Here what both operations share and what is linear_ce's; call_ce.c has ce's. */
 #include "core/dtype.h"
 #include "core/exact_sum.h"
 #include "core/problem.h"
 
 #include <math.h>
 
-const char *const lli_pass_names[3] = {"ll_linear_ce_forward", "ll_linear_ce_backward",
-                                       "ll_linear_ce_forward_backward"};
+const char *const lli_pass_names[6] = {
+    "ll_linear_ce_forward", "ll_linear_ce_backward", "ll_linear_ce_forward_backward",
+    "ll_ce_forward",        "ll_ce_backward",        "ll_ce_forward_backward"};
 
-/* Every check of this file leaves by this sentence: the pass's name first. */
-#define BAD(...) return bad(call, __VA_ARGS__)
+/* Every check of this file leaves by this sentence. */
+#define BAD(...) return lli_call_bad(call, __VA_ARGS__)
 
-static ll_status bad(const lli_call *call, const char *name, const char *found, const char *wanted) {
-    return lli_fail(LL_STATUS_INVALID_ARG, "%s: %s is %s, want %s", lli_pass_names[call->pass], name, found,
-                    wanted);
+ll_status lli_call_bad(const lli_call *call, const char *name, const char *found, const char *wanted) {
+    return lli_fail(LL_STATUS_INVALID_ARG, "%s: %s is %s, want %s", call->name, name, found, wanted);
 }
 
-static bool view_given(const ll_view *view) {
+bool lli_view_given(const ll_view *view) {
     return view->data || view->rows || view->cols || view->row_stride || view->col_stride || view->dtype ||
            view->reserved;
 }
 
-/* A matrix [rows, cols] with unit column stride, or (vector) rows elements any step apart. */
-static ll_status check_view(const lli_call *call, const char *name, const ll_view *view, int64_t rows,
-                            int64_t cols, bool vector, int32_t dtype) {
-    const char *pass = lli_pass_names[call->pass];
+ll_status lli_view_check(const lli_call *call, const char *name, const ll_view *view, int64_t rows,
+                         int64_t cols, bool vector, int32_t dtype) {
+    const char *pass = call->name;
     const size_t element_bytes = ll_dtype_bytes((ll_dtype)view->dtype);
     LLI_REQUIRE(view->reserved == 0, LL_STATUS_INVALID_ARG, "%s: %s.reserved is %d, want 0", pass, name,
                 view->reserved);
@@ -40,7 +39,7 @@ static ll_status check_view(const lli_call *call, const char *name, const ll_vie
     LLI_REQUIRE(view->row_stride >= (vector ? 1 : cols) && view->row_stride <= (int64_t)1 << 40,
                 LL_STATUS_INVALID_ARG, "%s: %s has row stride %lld, want at least %lld", pass, name,
                 (long long)view->row_stride, (long long)(vector ? 1 : cols));
-    if (rows == 0) return LL_STATUS_OK;
+    if (rows == 0 || cols == 0) return LL_STATUS_OK;
     LLI_REQUIRE(rows <= (INT64_MAX >> 4) / view->row_stride, LL_STATUS_INVALID_ARG,
                 "%s: %s has %lld rows %lld elements apart, more than memory can hold", pass, name,
                 (long long)rows, (long long)view->row_stride);
@@ -51,23 +50,34 @@ static ll_status check_view(const lli_call *call, const char *name, const ll_vie
     return LL_STATUS_OK;
 }
 
+ll_status lli_call_check_rows(const lli_problem *problem, lli_call *call, const char *name, int64_t rows) {
+    call->n_tokens = rows;
+    LLI_REQUIRE(rows >= 0 && rows <= problem->n_tokens_max, LL_STATUS_INVALID_ARG,
+                "%s: %s has %lld rows, want 0 .. %lld (the plan's n_tokens_max)", call->name, name,
+                (long long)rows, (long long)problem->n_tokens_max);
+    return LL_STATUS_OK;
+}
+
+ll_status lli_call_check_target(const lli_call *call) {
+    const ll_view *target = &call->args->target;
+    if (target->dtype != LL_DTYPE_I32 && target->dtype != LL_DTYPE_I64) {
+        BAD("target's dtype", ll_dtype_name((ll_dtype)target->dtype), "i32 or i64");
+    }
+    return lli_view_check(call, "target", target, call->n_tokens, 1, true, target->dtype);
+}
+
 static ll_status check_inputs(const lli_problem *problem, lli_call *call) {
     const ll_linear_ce_args *args = call->args;
-    call->n_tokens = args->x.rows;
-    LLI_REQUIRE(call->n_tokens >= 0 && call->n_tokens <= problem->n_tokens_max, LL_STATUS_INVALID_ARG,
-                "%s: x has %lld rows, want 0 .. %lld (the plan's n_tokens_max)", lli_pass_names[call->pass],
-                (long long)call->n_tokens, (long long)problem->n_tokens_max);
-    LLI_TRY(check_view(call, "x", &args->x, call->n_tokens, problem->n_hidden, false, problem->x_dtype));
-    LLI_TRY(check_view(call, "w", &args->w, problem->v_local, problem->n_hidden, false, problem->w_dtype));
+    LLI_TRY(lli_call_check_rows(problem, call, "x", args->x.rows));
+    LLI_TRY(lli_view_check(call, "x", &args->x, call->n_tokens, problem->n_hidden, false, problem->x_dtype));
+    LLI_TRY(
+        lli_view_check(call, "w", &args->w, problem->v_local, problem->n_hidden, false, problem->w_dtype));
     if (problem->bias_dtype != LL_DTYPE_NONE) {
-        LLI_TRY(check_view(call, "bias", &args->bias, problem->v_local, 1, true, problem->bias_dtype));
-    } else if (view_given(&args->bias)) {
+        LLI_TRY(lli_view_check(call, "bias", &args->bias, problem->v_local, 1, true, problem->bias_dtype));
+    } else if (lli_view_given(&args->bias)) {
         BAD("bias", "given", "all zeros, because the plan's bias_dtype is none");
     }
-    if (args->target.dtype != LL_DTYPE_I32 && args->target.dtype != LL_DTYPE_I64) {
-        BAD("target's dtype", ll_dtype_name((ll_dtype)args->target.dtype), "i32 or i64");
-    }
-    return check_view(call, "target", &args->target, call->n_tokens, 1, true, args->target.dtype);
+    return lli_call_check_target(call);
 }
 
 static ll_status check_weights(const lli_problem *problem, const lli_call *call) {
@@ -75,13 +85,13 @@ static ll_status check_weights(const lli_problem *problem, const lli_call *call)
     for (int64_t v = 0; args->class_weight && v < problem->v_total; v++) {
         float weight = args->class_weight[v];
         LLI_REQUIRE(weight >= 0.0f && weight <= 3.402823466e38f, LL_STATUS_INVALID_ARG,
-                    "%s: class_weight[%lld] is %g, want >= 0 and finite", lli_pass_names[call->pass],
-                    (long long)v, (double)weight);
+                    "%s: class_weight[%lld] is %g, want >= 0 and finite", call->name, (long long)v,
+                    (double)weight);
     }
     for (int64_t i = 0; args->token_weight && i < call->n_tokens; i++) {
         LLI_REQUIRE(isfinite(args->token_weight[i]), LL_STATUS_INVALID_ARG,
-                    "%s: token_weight[%lld] is %g, want a finite number", lli_pass_names[call->pass],
-                    (long long)i, (double)args->token_weight[i]);
+                    "%s: token_weight[%lld] is %g, want a finite number", call->name, (long long)i,
+                    (double)args->token_weight[i]);
     }
     return LL_STATUS_OK;
 }
@@ -94,9 +104,9 @@ static ll_status check_targets(const lli_problem *problem, lli_call *call) {
         int64_t target = lli_id(&args->target, i);
         if (target == problem->loss.ignore_index) continue;
         LLI_REQUIRE(target >= 0 && target < problem->v_total, LL_STATUS_INVALID_ARG,
-                    "%s: target[%lld] is %lld, want 0 .. %lld or ignore_index %lld",
-                    lli_pass_names[call->pass], (long long)i, (long long)target,
-                    (long long)(problem->v_total - 1), (long long)problem->loss.ignore_index);
+                    "%s: target[%lld] is %lld, want 0 .. %lld or ignore_index %lld", call->name, (long long)i,
+                    (long long)target, (long long)(problem->v_total - 1),
+                    (long long)problem->loss.ignore_index);
         call->n_valid++;
         if (args->class_weight) lli_exact_add_f32(&weight, args->class_weight[target]);
     }
@@ -113,58 +123,71 @@ ll_status lli_call_check_contents(const lli_problem *problem, lli_call *call) {
     if (args->bad_targets) BAD("bad_targets", "given", "NULL on a CPU, where a call refuses such targets");
     if (args->divisor) {
         LLI_REQUIRE(*args->divisor > 0.0 && isfinite(*args->divisor), LL_STATUS_INVALID_ARG,
-                    "%s: divisor is %g, want > 0 and finite", lli_pass_names[call->pass], *args->divisor);
+                    "%s: divisor is %g, want > 0 and finite", call->name, *args->divisor);
     }
     LLI_TRY(check_weights(problem, call));
-    return check_targets(problem, call);
+    LLI_TRY(check_targets(problem, call));
+    return call->ce ? lli_call_check_ids(problem, call) : LL_STATUS_OK;
 }
 
-static ll_status check_outputs(const lli_call *call) {
+/* What a backward needs of the forward, and what it does not take. */
+static ll_status check_saved(const lli_call *call) {
     const ll_linear_ce_args *args = call->args;
-    if (call->pass == LL_PASS_BACKWARD) {
-        if (args->loss || args->z_loss || args->argmax || args->sums) {
-            BAD("an output of the forward (loss, z_loss, argmax, sums)", "given", "NULL");
+    if (args->loss || args->z_loss || args->argmax || args->sums) {
+        BAD("an output of the forward (loss, z_loss, argmax, sums)", "given", "NULL");
+    }
+    if (call->n_tokens == 0) return LL_STATUS_OK;
+    if (!args->lse) BAD("lse", "NULL", "the forward's");
+    if (!args->nll && (args->up_nll || args->up_loss)) BAD("nll", "NULL", "the forward's");
+    if (!args->entropy && args->up_entropy) BAD("entropy", "NULL", "the forward's");
+    return LL_STATUS_OK;
+}
+
+static bool any_row_output(const ll_linear_ce_args *args) {
+    return args->loss || args->nll || args->lse || args->lse_lo || args->entropy || args->z_loss ||
+           args->argmax || args->sums;
+}
+
+ll_status lli_call_check_results(const lli_call *call, bool other_output) {
+    const ll_linear_ce_args *args = call->args;
+    const bool any_upstream = args->up_loss || args->up_nll || args->up_lse || args->up_entropy;
+    if (call->pass == LL_PASS_FORWARD) {
+        if (any_upstream) BAD("an upstream or gradient", "given", "all zeros in a forward pass");
+        if (!other_output && !any_row_output(args)) {
+            BAD("every output", "NULL",
+                call->ce ? "at least one of loss, nll, lse, lse_lo, entropy, z_loss, argmax, sums, id_logp, "
+                           "id_rank, top_ids, top_logp"
+                         : "at least one of loss, nll, lse, lse_lo, entropy, z_loss, argmax, sums");
         }
-        if (call->n_tokens == 0) return LL_STATUS_OK;
-        if (!args->lse) BAD("lse", "NULL", "the forward's");
-        if (!args->nll && (args->up_nll || args->up_loss)) BAD("nll", "NULL", "the forward's");
-        if (!args->entropy && args->up_entropy) BAD("entropy", "NULL", "the forward's");
         return LL_STATUS_OK;
     }
-    if (!args->loss && !args->nll && !args->lse && !args->lse_lo && !args->entropy && !args->z_loss &&
-        !args->argmax && !args->sums && call->pass == LL_PASS_FORWARD) {
-        BAD("every output", "NULL", "at least one of loss, nll, lse, lse_lo, entropy, z_loss, argmax, sums");
-    }
-    return LL_STATUS_OK;
+    if (!any_upstream) BAD("every upstream", "NULL", "at least one of up_loss, up_nll, up_lse, up_entropy");
+    return call->pass == LL_PASS_BACKWARD ? check_saved(call) : LL_STATUS_OK;
 }
 
 static ll_status check_grad(const lli_problem *problem, const lli_call *call, const char *name,
                             const ll_view *view, int64_t rows, int64_t cols, int32_t dtype, int32_t bit) {
-    if (!view_given(view)) {
+    if (!lli_view_given(view)) {
         LLI_REQUIRE(!(call->args->accumulate & bit), LL_STATUS_INVALID_ARG,
-                    "%s: accumulate asks for %s, which is not given", lli_pass_names[call->pass], name);
+                    "%s: accumulate asks for %s, which is not given", call->name, name);
         return LL_STATUS_OK;
     }
     LLI_REQUIRE(!(problem->frozen & bit), LL_STATUS_INVALID_ARG,
-                "%s: %s is given, but the plan has it frozen", lli_pass_names[call->pass], name);
-    return check_view(call, name, view, rows, cols, cols == 1 && bit == LL_FROZEN_BIAS, dtype);
+                "%s: %s is given, but the plan has it frozen", call->name, name);
+    return lli_view_check(call, name, view, rows, cols, cols == 1 && bit == LL_FROZEN_BIAS, dtype);
 }
 
 static ll_status check_grads(const lli_problem *problem, const lli_call *call) {
     const ll_linear_ce_args *args = call->args;
     const bool any_grad =
-        view_given(&args->grad_x) || view_given(&args->grad_w) || view_given(&args->grad_bias);
-    const bool any_upstream = args->up_loss || args->up_nll || args->up_lse || args->up_entropy;
+        lli_view_given(&args->grad_x) || lli_view_given(&args->grad_w) || lli_view_given(&args->grad_bias);
     if (call->pass == LL_PASS_FORWARD) {
-        if (any_grad || any_upstream || args->accumulate) {
+        if (any_grad || args->accumulate) {
             BAD("an upstream or gradient", "given", "all zeros in a forward pass");
         }
         return LL_STATUS_OK;
     }
     if (!any_grad) BAD("every gradient", "not given", "at least one of grad_x, grad_w, grad_bias");
-    if (!any_upstream) {
-        BAD("every upstream", "NULL", "at least one of up_loss, up_nll, up_lse, up_entropy");
-    }
     if (args->accumulate & ~(LL_ACCUMULATE_X | LL_ACCUMULATE_W | LL_ACCUMULATE_BIAS)) {
         BAD("accumulate", "an unknown bit", "LL_ACCUMULATE_ bits");
     }
@@ -172,35 +195,43 @@ static ll_status check_grads(const lli_problem *problem, const lli_call *call) {
                        problem->grad_x_dtype, LL_ACCUMULATE_X));
     LLI_TRY(check_grad(problem, call, "grad_w", &args->grad_w, problem->v_local, problem->n_hidden,
                        problem->grad_w_dtype, LL_ACCUMULATE_W));
-    if (problem->bias_dtype == LL_DTYPE_NONE && view_given(&args->grad_bias)) {
+    if (problem->bias_dtype == LL_DTYPE_NONE && lli_view_given(&args->grad_bias)) {
         BAD("grad_bias", "given", "all zeros, because the plan's bias_dtype is none");
     }
     return check_grad(problem, call, "grad_bias", &args->grad_bias, problem->v_local, 1,
                       problem->grad_bias_dtype, LL_ACCUMULATE_BIAS);
 }
 
-ll_status lli_call_check(const lli_problem *problem, ll_pass pass, const ll_linear_ce_args *args,
-                         size_t workspace_bytes, lli_call *call) {
-    *call = (lli_call){.args = args, .pass = pass};
-    call->want_entropy = args->entropy || (args->up_entropy && pass == LL_PASS_FORWARD_BACKWARD);
-    call->want_argmax = args->argmax;
+static ll_status check_linear_ce(const lli_problem *problem, lli_call *call) {
     LLI_TRY(check_inputs(problem, call));
-    LLI_TRY(check_outputs(call));
+    LLI_TRY(lli_call_check_results(call, false));
     LLI_TRY(check_grads(problem, call));
-    if (args->reserved) BAD("reserved", "set", "0");
+    if (call->args->reserved) BAD("reserved", "set", "0");
+    return LL_STATUS_OK;
+}
+
+static ll_status check_workspace(const lli_call *call, size_t workspace_bytes) {
+    const ll_linear_ce_args *args = call->args;
+    LLI_REQUIRE(args->workspace_bytes >= workspace_bytes, LL_STATUS_WORKSPACE,
+                "%s: workspace has %zu bytes, want %zu (ll_plan_workspace)", call->name,
+                args->workspace_bytes, workspace_bytes);
+    LLI_REQUIRE(args->workspace || workspace_bytes == 0, LL_STATUS_WORKSPACE,
+                "%s: workspace is NULL, want %zu bytes (ll_plan_workspace)", call->name, workspace_bytes);
+    LLI_REQUIRE((uintptr_t)args->workspace % kWorkspaceAlign == 0, LL_STATUS_WORKSPACE,
+                "%s: workspace is %p, want an address aligned to %d bytes", call->name, args->workspace,
+                kWorkspaceAlign);
+    return LL_STATUS_OK;
+}
+
+ll_status lli_call_check(const lli_problem *problem, size_t workspace_bytes, lli_call *call) {
+    const ll_linear_ce_args *args = call->args;
+    call->want_entropy = args->entropy || (args->up_entropy && call->pass == LL_PASS_FORWARD_BACKWARD);
+    call->want_argmax = args->argmax;
+    LLI_TRY(call->ce ? lli_call_check_ce(problem, call) : check_linear_ce(problem, call));
     if (args->divisor) {
         if (problem->loss.reduction != LL_REDUCTION_MEAN) {
             BAD("divisor", "given", "NULL, because only the mean is divided");
         }
     }
-    LLI_REQUIRE(args->workspace_bytes >= workspace_bytes, LL_STATUS_WORKSPACE,
-                "%s: workspace has %zu bytes, want %zu (ll_plan_workspace)", lli_pass_names[pass],
-                args->workspace_bytes, workspace_bytes);
-    LLI_REQUIRE(args->workspace || workspace_bytes == 0, LL_STATUS_WORKSPACE,
-                "%s: workspace is NULL, want %zu bytes (ll_plan_workspace)", lli_pass_names[pass],
-                workspace_bytes);
-    LLI_REQUIRE((uintptr_t)args->workspace % kWorkspaceAlign == 0, LL_STATUS_WORKSPACE,
-                "%s: workspace is %p, want an address aligned to %d bytes", lli_pass_names[pass],
-                args->workspace, kWorkspaceAlign);
-    return LL_STATUS_OK;
+    return check_workspace(call, workspace_bytes);
 }

@@ -79,4 +79,11 @@ LLI_LOCAL inline int64_t lli_id(const ll_view *view, int64_t i) {
                                        : (int64_t)((const int32_t *)view->data)[i * view->row_stride];
 }
 
+/* Element (r, c) of a matrix of token ids. */
+LLI_LOCAL inline int64_t lli_id_at(const ll_view *view, int64_t r, int64_t c) {
+    const int64_t at = r * view->row_stride + c;
+    return view->dtype == LL_DTYPE_I64 ? ((const int64_t *)view->data)[at]
+                                       : (int64_t)((const int32_t *)view->data)[at];
+}
+
 #endif

@@ -79,10 +79,11 @@ static ll_status broken(lli_group *group, const char *operation, ll_status statu
     return LL_STATUS_COMM;
 }
 
-static const char *const calls[] = {"an operation inside a call",   "ll_plan_create",
-                                    "ll_plan_create, cuts",         "ll_plan_create, end",
-                                    "ll_linear_ce_forward",         "ll_linear_ce_backward",
-                                    "ll_linear_ce_forward_backward"};
+static const char *const calls[] = {
+    "an operation inside a call",    "ll_plan_create",       "ll_plan_create, cuts",
+    "ll_plan_create, end",           "ll_linear_ce_forward", "ll_linear_ce_backward",
+    "ll_linear_ce_forward_backward", "ll_ce_forward",        "ll_ce_backward",
+    "ll_ce_forward_backward"};
 
 static void show(const lli_fact *fact, int64_t value, char *text, size_t text_bytes) {
     const uint32_t low = (uint32_t)value;

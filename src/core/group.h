@@ -32,7 +32,10 @@ typedef enum lli_call_name {
     LLI_CALL_PLAN_READY,
     LLI_CALL_FORWARD, /* + ll_pass */
     LLI_CALL_BACKWARD,
-    LLI_CALL_FORWARD_BACKWARD
+    LLI_CALL_FORWARD_BACKWARD,
+    LLI_CALL_CE_FORWARD, /* + ll_pass */
+    LLI_CALL_CE_BACKWARD,
+    LLI_CALL_CE_FORWARD_BACKWARD
 } lli_call_name;
 
 typedef struct lli_fact {

@@ -3,12 +3,23 @@
 #include "cpu/cpu.h"
 #include "ref/ref.h"
 
-const lli_kernel *const lli_linear_ce_kernels[] = {
+static const lli_kernel *const kernels[] = {
 #ifdef LLI_HAVE_AVX512
     &lli_linear_ce_cpu_avx512,
 #endif
 #ifdef LLI_HAVE_AVX2
     &lli_linear_ce_cpu_avx2,
 #endif
-    &lli_linear_ce_cpu_plain,  &lli_linear_ce_ref, NULL,
+    &lli_linear_ce_cpu_plain,  &lli_linear_ce_ref,
+#ifdef LLI_HAVE_AVX512
+    &lli_ce_cpu_avx512,
+#endif
+#ifdef LLI_HAVE_AVX2
+    &lli_ce_cpu_avx2,
+#endif
+    &lli_ce_cpu_plain,         &lli_ce_ref,        NULL,
 };
+
+const lli_kernel *lli_kernel_built_in(int32_t index) {
+    return kernels[index];
+}

@@ -19,7 +19,8 @@ typedef struct lli_config {
 
 typedef struct lli_kernel lli_kernel;
 struct lli_kernel {
-    const char *name, *numerics;
+    const char *name, *numerics; /* the name starts with the operation's */
+    ll_op op;
     ll_backend backend;
     /* False and a sentence where this machine, or this problem, is not for the kernel. */
     bool (*machine_ok)(char *why, size_t why_bytes);
@@ -39,9 +40,9 @@ struct lli_kernel {
     const char *(*numerics_here)(void); /* of this machine, where `numerics` is NULL */
 };
 
-/* Kernels of this library, best first, the reference last, NULL at the end (src/core/kernels.c); backends.h
- * has those of other libraries. */
-extern const lli_kernel *const lli_linear_ce_kernels[];
+/* Kernels of this library by operation, each list best first, the reference last (src/core/kernels.c);
+ * backends.h has those of other libraries. NULL behind the last. */
+const lli_kernel *lli_kernel_built_in(int32_t index);
 
 struct lli_pool;
 

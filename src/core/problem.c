@@ -76,9 +76,6 @@ static ll_status check_shape(const ll_plan_desc *desc) {
     if (desc->n_tokens_max < 0 || desc->n_tokens_max > size_max) {
         BAD("n_tokens_max is %lld, want 0 .. 2^40", (long long)desc->n_tokens_max);
     }
-    if (desc->n_hidden < 1 || desc->n_hidden > (int64_t)1 << 20) {
-        BAD("n_hidden is %lld, want 1 .. 2^20", (long long)desc->n_hidden);
-    }
     if (desc->v_total < 1 || desc->v_total > LL_VOCAB_MAX) {
         BAD("v_total is %lld, want 1 .. %lld", (long long)desc->v_total, (long long)LL_VOCAB_MAX);
     }
@@ -95,12 +92,10 @@ static ll_status check_shape(const ll_plan_desc *desc) {
     return LL_STATUS_OK;
 }
 
-ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
-    if (desc->op != LL_OP_LINEAR_CE) BAD("op is %d, want LL_OP_LINEAR_CE", desc->op);
-    if (desc->backend < LL_BACKEND_AUTO || desc->backend > LL_BACKEND_CUDA) {
-        BAD("backend is %d, want an ll_backend", desc->backend);
+static ll_status check_linear_ce(const ll_plan_desc *desc, lli_problem *problem) {
+    if (desc->n_hidden < 1 || desc->n_hidden > (int64_t)1 << 20) {
+        BAD("n_hidden is %lld, want 1 .. 2^20", (long long)desc->n_hidden);
     }
-    LLI_TRY(check_shape(desc));
     if (!is_float_dtype(desc->x_dtype) || !is_float_dtype(desc->w_dtype)) {
         BAD("x_dtype is %s and w_dtype %s, want f32, bf16 or f16", ll_dtype_name((ll_dtype)desc->x_dtype),
             ll_dtype_name((ll_dtype)desc->w_dtype));
@@ -108,6 +103,70 @@ ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
     if (desc->bias_dtype != LL_DTYPE_NONE && !is_float_dtype(desc->bias_dtype)) {
         BAD("bias_dtype is %s, want none, f32, bf16 or f16", ll_dtype_name((ll_dtype)desc->bias_dtype));
     }
+    LLI_TRY(check_grad_dtype("grad_x_dtype", desc->x_dtype, &problem->grad_x_dtype));
+    LLI_TRY(check_grad_dtype("grad_w_dtype", desc->w_dtype, &problem->grad_w_dtype));
+    if (desc->bias_dtype == LL_DTYPE_NONE && desc->grad_bias_dtype != LL_DTYPE_NONE) {
+        BAD("grad_bias_dtype is %s, but there is no bias", ll_dtype_name((ll_dtype)desc->grad_bias_dtype));
+    }
+    LLI_TRY(check_grad_dtype("grad_bias_dtype", desc->bias_dtype, &problem->grad_bias_dtype));
+    if (desc->frozen & ~(LL_FROZEN_X | LL_FROZEN_W | LL_FROZEN_BIAS)) {
+        BAD("frozen is %#x, want LL_FROZEN_ bits", (unsigned)desc->frozen);
+    }
+    return LL_STATUS_OK;
+}
+
+static ll_status check_ce(const ll_plan_desc *desc, lli_problem *problem) {
+    if (!is_float_dtype(desc->logits_dtype)) {
+        BAD("logits_dtype is %s, want f32, bf16 or f16", ll_dtype_name((ll_dtype)desc->logits_dtype));
+    }
+    LLI_TRY(check_grad_dtype("grad_logits_dtype", desc->logits_dtype, &problem->grad_logits_dtype));
+    if (desc->n_ids < 0 || desc->n_ids > LL_CE_IDS_MAX) {
+        BAD("n_ids is %d, want 0 .. %d", desc->n_ids, LL_CE_IDS_MAX);
+    }
+    if (desc->n_top < 0 || desc->n_top > LL_CE_TOP_MAX || desc->n_top > desc->v_total) {
+        BAD("n_top is %d, want 0 .. %d and at most v_total %lld", desc->n_top, LL_CE_TOP_MAX,
+            (long long)desc->v_total);
+    }
+    return LL_STATUS_OK;
+}
+
+/* A field of the other operation that is set: the caller believes that it does something. */
+static ll_status check_other_op(const ll_plan_desc *desc) {
+    const bool ce = desc->op == LL_OP_CE;
+    const struct {
+        const char *name;
+        bool of_ce;
+        int64_t value;
+    } fields[] = {
+        {"n_hidden", false, desc->n_hidden},
+        {"x_dtype", false, desc->x_dtype},
+        {"w_dtype", false, desc->w_dtype},
+        {"bias_dtype", false, desc->bias_dtype},
+        {"grad_x_dtype", false, desc->grad_x_dtype},
+        {"grad_w_dtype", false, desc->grad_w_dtype},
+        {"grad_bias_dtype", false, desc->grad_bias_dtype},
+        {"frozen", false, desc->frozen},
+        {"logits_dtype", true, desc->logits_dtype},
+        {"grad_logits_dtype", true, desc->grad_logits_dtype},
+        {"n_ids", true, desc->n_ids},
+        {"n_top", true, desc->n_top},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        if (fields[i].of_ce != ce && fields[i].value != 0) {
+            BAD("%s is %lld, want 0 for %s", fields[i].name, (long long)fields[i].value,
+                ce ? "LL_OP_CE" : "LL_OP_LINEAR_CE");
+        }
+    }
+    return LL_STATUS_OK;
+}
+
+ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
+    if (desc->op != LL_OP_LINEAR_CE && desc->op != LL_OP_CE) BAD("op is %d, want an ll_op", desc->op);
+    if (desc->backend < LL_BACKEND_AUTO || desc->backend > LL_BACKEND_CUDA) {
+        BAD("backend is %d, want an ll_backend", desc->backend);
+    }
+    LLI_TRY(check_shape(desc));
+    LLI_TRY(check_other_op(desc));
     *problem = (lli_problem){
         .n_tokens_max = desc->n_tokens_max,
         .n_hidden = desc->n_hidden,
@@ -126,16 +185,13 @@ ll_status lli_problem_check(const ll_plan_desc *desc, lli_problem *problem) {
         .budget_bytes = desc->workspace_budget_bytes,
         .loss = LL_LOSS_INIT,
         .in_group = desc->comm != NULL,
+        .op = desc->op,
+        .logits_dtype = desc->logits_dtype,
+        .grad_logits_dtype = desc->grad_logits_dtype,
+        .n_ids = desc->n_ids,
+        .n_top = desc->n_top,
     };
-    LLI_TRY(check_grad_dtype("grad_x_dtype", desc->x_dtype, &problem->grad_x_dtype));
-    LLI_TRY(check_grad_dtype("grad_w_dtype", desc->w_dtype, &problem->grad_w_dtype));
-    if (desc->bias_dtype == LL_DTYPE_NONE && desc->grad_bias_dtype != LL_DTYPE_NONE) {
-        BAD("grad_bias_dtype is %s, but there is no bias", ll_dtype_name((ll_dtype)desc->grad_bias_dtype));
-    }
-    LLI_TRY(check_grad_dtype("grad_bias_dtype", desc->bias_dtype, &problem->grad_bias_dtype));
-    if (desc->frozen & ~(LL_FROZEN_X | LL_FROZEN_W | LL_FROZEN_BIAS)) {
-        BAD("frozen is %#x, want LL_FROZEN_ bits", (unsigned)desc->frozen);
-    }
+    LLI_TRY(desc->op == LL_OP_CE ? check_ce(desc, problem) : check_linear_ce(desc, problem));
     if (desc->loss) {
         LLI_TRY(lli_struct_copy(&problem->loss, sizeof problem->loss, desc->loss, sizeof(size_t),
                                 "ll_plan_create: ll_loss"));

@@ -74,7 +74,7 @@ ll_status lli_shards_check(const lli_shard *shards, int32_t n_ranks, int64_t v_t
 
 ll_status lli_shards_make(const lli_shard *shards, int32_t n_ranks, int32_t rank, int64_t v_total,
                           lli_shards *result) {
-    *result = (lli_shards){.first_shared = -1, .last_shared = -1};
+    *result = (lli_shards){.first_shared = -1, .last_shared = -1, .rank = rank, .n_ranks = n_ranks};
     result->shared = calloc((size_t)n_ranks, sizeof *result->shared);
     LLI_REQUIRE(result->shared, LL_STATUS_MEMORY, "ll_plan_create: no memory for the shards of %d ranks",
                 n_ranks);

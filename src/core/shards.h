@@ -22,6 +22,7 @@ typedef struct lli_shards {
     int32_t n_shared;                  /* at most one less than the ranks with columns */
     int32_t first_shared, last_shared; /* this rank's first and last tile in the list, or -1 */
     int64_t begin, end; /* this rank's columns inside the vocabulary; equal if there are none */
+    int32_t rank, n_ranks;
 } lli_shards;
 
 /* INVALID_ARG, the same sentence on every rank, unless the shards of ranks 0..n_ranks cover [0, v_total)

@@ -14,6 +14,7 @@
 
 #include "core/integers.h"
 #include "core/plan.h"
+#include "cpu/finish.h"
 #include "cpu/micro.h"
 
 enum {
@@ -61,7 +62,7 @@ typedef struct lli_scratch {
     float *acc_w;     /* kGradCols x d_cols; where grad_w needs an f32 sum and one chunk holds all tokens */
     lli_row_sums *sums; /* by row of the chunk */
     lli_exact *soft;    /* by row of the chunk; with label smoothing */
-    lli_exact loss, z_loss;
+    lli_finish_sums finished;
 } lli_scratch;
 
 typedef struct lli_pieces {

@@ -4,7 +4,6 @@
  *   pack tokens -> [ pack block of w -> products, slab by slab -> statistics ] for every block -> finish rows
  */
 #include "core/dtype.h"
-#include "core/math64.h"
 #include "cpu/run.h"
 
 #include <math.h>
@@ -192,11 +191,6 @@ void lli_form_logits(const lli_worker *worker, const lli_chunk *chunk, int64_t v
 
 /* ---- Finishing rows ----------------------------------------------------------------------------- */
 
-/* ln(e^a + e^b) - b with x = a - b */
-static double softplus(double x) {
-    return x > 0.0 ? x + lli_log1p(lli_exp(-x)) : lli_log1p(lli_exp(x));
-}
-
 lli_row_part lli_row_merge(const lli_worker *worker, const lli_chunk *chunk, int64_t row) {
     const lli_run *run = worker->run;
     const lli_row_target *target = &run->pieces.targets[row];
@@ -247,50 +241,14 @@ static lli_row_part whole_row(const lli_worker *worker, const lli_chunk *chunk, 
     return part;
 }
 
-/* A row whose logits are all -inf, or that holds NaN or +inf, is NaN. */
-static lli_row_result result_of(const lli_run *run, lli_row_part *part) {
-    lli_row_result result = {.lse = lli_softmax_lse(&part->whole)};
-    if (!(result.lse > -INFINITY)) {
-        result.lse = result.nll = result.entropy = result.soft_sum = NAN;
-        part->argmax = -1;
-        return result;
-    }
-    result.nll = softplus(lli_softmax_lse(&part->rest) - (double)part->z);
-    result.entropy = run->want & LLI_WANT_ENTROPY ? lli_softmax_entropy(&part->whole) : 0.0;
-    if (run->problem->v_total == 1) { /* exactly, where the grid would leave 2^-31 */
-        result.lse = (double)part->z;
-        result.entropy = 0.0;
-    }
-    if (run->cut.smoothing) {
-        result.soft_sum = run->terms.class_total * result.lse - lli_exact_value(&part->soft);
-    }
-    return result;
-}
-
 static void finish_row(const lli_worker *worker, const lli_chunk *chunk, int64_t row) {
     lli_run *run = worker->run;
-    const ll_linear_ce_args *args = run->call->args;
     const int64_t i = run->pieces.rows[chunk->begin + row], y = lli_target(run, chunk->begin + row);
-    lli_row_part part = whole_row(worker, chunk, row);
-    const lli_row_result result = result_of(run, &part);
-    double loss, z_loss;
-    lli_row_loss(&run->terms, &result, i, y, &loss, &z_loss);
-    lli_exact_add_f32(&worker->scratch->loss, (float)loss);
-    lli_exact_add_f32(&worker->scratch->z_loss, (float)z_loss);
-    const float lse = (float)result.lse, lse_lo = (float)(result.lse - (double)lse);
-    if (args->loss && run->terms.reduction == LL_REDUCTION_NONE) args->loss[i] = (float)loss;
-    if (args->nll) args->nll[i] = (float)result.nll;
-    if (args->lse) args->lse[i] = lse;
-    if (args->lse_lo) args->lse_lo[i] = lse_lo;
-    if (args->entropy) args->entropy[i] = (float)result.entropy;
-    if (args->z_loss) {
-        args->z_loss[i] =
-            run->terms.z_loss == 0.0 ? 0.0f : (float)(run->terms.z_loss * result.lse * result.lse);
-    }
-    if (args->argmax) args->argmax[i] = part.argmax;
-    if (run->pieces.grads) { /* from the values as a backward would find them saved */
-        const lli_row_result saved = {
-            .lse = (double)lse + (double)lse_lo, .nll = (float)result.nll, .entropy = (float)result.entropy};
+    const lli_finish finish = lli_run_finish(run);
+    const lli_row_part part = whole_row(worker, chunk, row);
+    const lli_row_result result = lli_finish_row(&finish, &part, i, y, &worker->scratch->finished);
+    if (run->pieces.grads) {
+        const lli_row_result saved = lli_finish_saved(&result);
         run->pieces.grads[chunk->begin + row] = lli_row_gradient(&run->terms, &saved, i, y);
     }
 }

@@ -309,13 +309,8 @@ void lli_gradient_recompute(const lli_worker *worker) {
 static void prepare_task(const lli_worker *worker, const void *context, int64_t row) {
     (void)context;
     const lli_run *run = worker->run;
-    const ll_linear_ce_args *args = run->call->args;
     const int64_t i = run->pieces.rows[row];
-    const lli_row_result saved = {
-        .lse = (double)args->lse[i] + (args->lse_lo ? (double)args->lse_lo[i] : 0.0),
-        .nll = args->nll ? (double)args->nll[i] : 0.0,
-        .entropy = args->entropy ? (double)args->entropy[i] : 0.0,
-    };
+    const lli_row_result saved = lli_finish_load(run->call->args, i);
     run->pieces.grads[row] = lli_row_gradient(&run->terms, &saved, i, lli_target(run, row));
 }
 

@@ -15,17 +15,6 @@ static const char numerics[] = "cpu-fma-v1";
 
 /* ---- What no product reaches -------------------------------------------------------------------- */
 
-/* Results of ignored tokens. */
-static void clear_token(const ll_linear_ce_args *args, int64_t i, bool loss_by_token) {
-    if (args->loss && loss_by_token) args->loss[i] = 0.0f;
-    if (args->nll) args->nll[i] = 0.0f;
-    if (args->lse) args->lse[i] = 0.0f;
-    if (args->lse_lo) args->lse_lo[i] = 0.0f;
-    if (args->entropy) args->entropy[i] = 0.0f;
-    if (args->z_loss) args->z_loss[i] = 0.0f;
-    if (args->argmax) args->argmax[i] = -1;
-}
-
 static void clear_rows(const ll_view *view, int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; r++) {
         memset((void *)lli_row(view, r), 0, (size_t)view->cols * ll_dtype_bytes((ll_dtype)view->dtype));
@@ -38,13 +27,14 @@ static void begin_call(lli_run *run) {
     const ll_linear_ce_args *args = run->call->args;
     const bool backward = run->call->pass == LL_PASS_BACKWARD;
     const bool clear_x = args->grad_x.data && !(args->accumulate & LL_ACCUMULATE_X);
+    const lli_finish finish = lli_run_finish(run);
     int64_t n = 0;
     for (int64_t i = 0; i < run->call->n_tokens; i++) {
         if (lli_id(&args->target, i) != run->problem->loss.ignore_index) {
             run->pieces.rows[n++] = i;
             continue;
         }
-        if (!backward) clear_token(args, i, run->terms.reduction == LL_REDUCTION_NONE);
+        if (!backward) lli_finish_ignored(&finish, i);
         if (clear_x) clear_rows(&args->grad_x, i, i + 1);
     }
     const int64_t v = n ? run->cut.v : 0; /* columns that a product will reach */
@@ -61,30 +51,18 @@ static void begin_call(lli_run *run) {
                                   : 0.0f;
     }
     for (int64_t thread = 0; thread < run->cut.n_threads; thread++) {
-        run->pieces.scratch[thread].loss = (lli_exact){0};
-        run->pieces.scratch[thread].z_loss = (lli_exact){0};
+        run->pieces.scratch[thread].finished = (lli_finish_sums){0};
     }
 }
 
 static void end_call(lli_run *run) {
-    const ll_linear_ce_args *args = run->call->args;
     if (run->call->pass == LL_PASS_BACKWARD) return;
-    lli_exact loss = {0}, z_loss = {0};
+    const lli_finish finish = lli_run_finish(run);
+    lli_finish_sums sums = {0};
     for (int64_t thread = 0; thread < run->cut.n_threads; thread++) {
-        lli_exact_merge(&loss, &run->pieces.scratch[thread].loss);
-        lli_exact_merge(&z_loss, &run->pieces.scratch[thread].z_loss);
+        lli_finish_merge(&sums, &run->pieces.scratch[thread].finished);
     }
-    const double total = lli_exact_value(&loss);
-    if (args->loss && run->terms.reduction != LL_REDUCTION_NONE) {
-        args->loss[0] = run->call->divisor > 0.0 ? (float)(total / run->call->divisor) : 0.0f;
-    }
-    if (args->sums) {
-        *args->sums = (ll_sums){.loss = total,
-                                .z_loss = lli_exact_value(&z_loss),
-                                .weight = run->call->weight,
-                                .n_valid = run->call->n_valid,
-                                .n_ignored = run->call->n_tokens - run->call->n_valid};
-    }
+    lli_finish_call(&finish, &sums);
 }
 
 /* ---- The job of a call -------------------------------------------------------------------------- */

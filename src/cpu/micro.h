@@ -84,6 +84,11 @@ typedef struct lli_micro {
     /* Replaces a stretch's raw logits, in place, by the gradient with respect to them. */
     void (*gradient)(const lli_transform *transform, const lli_stretch *stretch, const lli_row_grad *grad,
                      float *raw);
+    /* Given logits to f32, exactly; and f32 to a gradient's dtype, rounded to nearest even. */
+    void (*widen)(const void *from, int32_t dtype, int64_t n, float *to);
+    void (*narrow)(const float *from, int64_t n, void *to, int32_t dtype);
+    /* How many of z[0..n) are greater; NaN is not. */
+    int64_t (*count_greater)(const float *z, int64_t n, float than);
     /* Runs `steps` steps of independent fused multiply-adds; returns how many f32 operations that was. */
     double (*peak)(int64_t steps, float *sink);
 } lli_micro;

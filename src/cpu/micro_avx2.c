@@ -1,10 +1,11 @@
-/* The CPU micro-kernels of micro_product.h and micro_row.h in AVX2 with FMA and F16C. */
+/* The CPU micro-kernels of micro_product.h, micro_row.h and micro_given.h in AVX2 with FMA and F16C. */
 #include "cpu/simd_avx2.h"
 
 #define LLI_GEMM_ROWS     6                        /* kGemmRows, for the preprocessor */
 #define LLI_UNROLL_SQUARE _Pragma("GCC unroll 16") /* a square in registers has no index at run time */
 #include "cpu/micro_product.h"
 #include "cpu/micro_row.h"
+#include "cpu/micro_given.h"
 
 _Static_assert(LLI_GEMM_ROWS == kGemmRows, "LLI_GEMM_ROWS must be kGemmRows");
 
@@ -18,5 +19,8 @@ const lli_micro lli_micro_avx2 = {
     .stats = stats,
     .logits = logits,
     .gradient = gradient,
+    .widen = widen,
+    .narrow = narrow,
+    .count_greater = count_greater,
     .peak = peak,
 };

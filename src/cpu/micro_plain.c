@@ -1,10 +1,11 @@
-/* The CPU micro-kernels of micro_product.h and micro_row.h in plain C. */
+/* The CPU micro-kernels of micro_product.h, micro_row.h and micro_given.h in plain C. */
 #include "cpu/simd_plain.h"
 
 #define LLI_GEMM_ROWS     4                       /* kGemmRows, for the preprocessor */
 #define LLI_UNROLL_SQUARE _Pragma("GCC unroll 1") /* an array anyway; unrolled it takes compilers minutes */
 #include "cpu/micro_product.h"
 #include "cpu/micro_row.h"
+#include "cpu/micro_given.h"
 
 _Static_assert(LLI_GEMM_ROWS == kGemmRows, "LLI_GEMM_ROWS must be kGemmRows");
 
@@ -18,5 +19,8 @@ const lli_micro lli_micro_plain = {
     .stats = stats,
     .logits = logits,
     .gradient = gradient,
+    .widen = widen,
+    .narrow = narrow,
+    .count_greater = count_greater,
     .peak = peak,
 };

@@ -37,6 +37,10 @@ typedef struct lli_worker {
     int32_t thread;
 } lli_worker;
 
+static inline lli_finish lli_run_finish(const lli_run *run) {
+    return (lli_finish){run->problem, run->call, &run->terms, run->want};
+}
+
 /* Hands out 0 .. n_tasks - 1, each to one thread, then waits for all: what any task wrote is visible to
  * every thread after. */
 typedef void lli_task(const lli_worker *worker, const void *context, int64_t task);

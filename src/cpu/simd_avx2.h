@@ -36,6 +36,25 @@ static inline vf v_odd_bf16(vf pairs) {
 static inline vf v_load_f16(const uint16_t *p) {
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
 }
+static inline void v_store_bf16(uint16_t *p, vf a) {
+    const __m256i bits = _mm256_castps_si256(a), high = _mm256_srli_epi32(bits, 16);
+    const __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    const __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    const __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    const __m256i words = _mm256_blendv_epi8(rounded, quiet, nan);
+    /* packus works inside 128-bit halves: the two quarters wanted are the first and the third */
+    const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(words, words), 0x08);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+}
+static inline void v_store_f16(uint16_t *p, vf a) {
+    /* vcvtps2ph keeps the payload of a NaN: only its sign is kept here */
+    const vf sign = _mm256_and_ps(a, _mm256_set1_ps(-0.0f));
+    const vf nan = _mm256_or_ps(sign, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)));
+    a = _mm256_blendv_ps(a, nan, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline vf v_add(vf a, vf b) {
     return _mm256_add_ps(a, b);
 }
@@ -72,6 +91,9 @@ static inline vf v_keep_nonzero(vf a, vf x) {
 }
 static inline int v_any_nan(vf a, vf b) {
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
+}
+static inline int v_count_gt(vf a, vf b) {
+    return __builtin_popcount((unsigned)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GT_OQ)));
 }
 static inline float v_hmax(vf a) {
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -36,6 +36,22 @@ static inline vf v_odd_bf16(vf pairs) {
 static inline vf v_load_f16(const uint16_t *p) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 }
+static inline void v_store_bf16(uint16_t *p, vf a) {
+    const __m512i bits = _mm512_castps_si512(a), high = _mm512_srli_epi32(bits, 16);
+    const __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
+    const __m512i rounded =
+        _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+    const __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
+    const __m512i words = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(words));
+}
+static inline void v_store_f16(uint16_t *p, vf a) {
+    /* vcvtps2ph keeps the payload of a NaN: only its sign is kept here */
+    const __m512i sign = _mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32(INT32_MIN));
+    const __m512i nan = _mm512_or_si512(sign, _mm512_set1_epi32(0x7fc00000));
+    a = _mm512_mask_mov_ps(a, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_castsi512_ps(nan));
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
 static inline vf v_add(vf a, vf b) {
     return _mm512_add_ps(a, b);
 }
@@ -72,6 +88,9 @@ static inline vf v_keep_nonzero(vf a, vf x) {
 }
 static inline int v_any_nan(vf a, vf b) {
     return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
+}
+static inline int v_count_gt(vf a, vf b) {
+    return __builtin_popcount(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ));
 }
 static inline float v_hmax(vf a) {
     return _mm512_reduce_max_ps(a);

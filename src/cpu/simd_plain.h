@@ -69,6 +69,13 @@ static inline vf v_load_f16(const uint16_t *p) {
     LLI_LANES r.x[l] = lli_f16_to_f32(p[l]);
     return r;
 }
+/* Rounded to nearest even; NaN as lli_f32_to_bf16 and lli_f32_to_f16 have it. */
+static inline void v_store_bf16(uint16_t *p, vf a) {
+    LLI_LANES p[l] = lli_f32_to_bf16(a.x[l]);
+}
+static inline void v_store_f16(uint16_t *p, vf a) {
+    LLI_LANES p[l] = lli_f32_to_f16(a.x[l]);
+}
 static inline vf v_add(vf a, vf b) {
     LLI_LANES a.x[l] += b.x[l];
     return a;
@@ -127,6 +134,12 @@ static inline float v_hmax(vf a) {
     float m = a.x[0];
     LLI_LANES m = a.x[l] > m ? a.x[l] : m;
     return m;
+}
+/* Number of lanes with a > b. */
+static inline int v_count_gt(vf a, vf b) {
+    int n = 0;
+    LLI_LANES n += a.x[l] > b.x[l];
+    return n;
 }
 /* The nearest integer; INT32_MIN for NaN and what does not fit. */
 static inline vi v_to_int(vf a) {

@@ -118,7 +118,8 @@ static bool same_build(const lli_host *h) {
     return h->struct_bytes == sizeof(lli_host) && strcmp(h->version, version) == 0 &&
            h->problem_bytes == sizeof(lli_problem) && h->call_bytes == sizeof(lli_call) &&
            h->plan_bytes == sizeof(ll_plan) && h->kernel_bytes == sizeof(lli_kernel) &&
-           h->config_bytes == sizeof(lli_config) && h->args_bytes == sizeof(ll_linear_ce_args);
+           h->config_bytes == sizeof(lli_config) && h->args_bytes == sizeof(ll_linear_ce_args) &&
+           h->ce_args_bytes == sizeof(ll_ce_args);
 }
 
 LL_API const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, size_t why_bytes);
