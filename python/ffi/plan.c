@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kDescribeBytes = 4096, kPlanArgs = 26 };
+enum { kDescribeBytes = 4096, kPlanArgs = 29 };
 
 static int give_text(const char *text, TVMFFIAny *result) {
     const TVMFFIByteArray bytes = {text, strlen(text)};
@@ -25,7 +25,8 @@ static ffi_plan *plan_of(ffi_args *args) {
 /* plan_create(device_type, device_id, backend, n_tokens_max, n_hidden, v_begin, v_local, v_total, x_dtype,
  * w_dtype, bias_dtype, grad_x_dtype, grad_w_dtype, grad_bias_dtype, frozen, n_threads,
  * workspace_budget_bytes, ignore_index, temperature, softcap, label_smoothing, z_loss, smoothing_rule,
- * reduction, token_scaling, comm)
+ * reduction, token_scaling, op,
+ * logits_dtype, grad_logits_dtype, comm)
  * -> plan. Device: DLPack's numbers, that of all tensors of the calls. comm: address of an ll_comm, or 0. */
 FFI_EXPORT int __tvm_ffi_plan_create(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
@@ -59,6 +60,9 @@ FFI_EXPORT int __tvm_ffi_plan_create(void *self, const TVMFFIAny *at, int32_t n,
     loss.smoothing_rule = (int32_t)ffi_int(&args, "smoothing_rule");
     loss.reduction = (int32_t)ffi_int(&args, "reduction");
     loss.token_scaling = (int32_t)ffi_int(&args, "token_scaling");
+    desc.op = (int32_t)ffi_int(&args, "op");
+    desc.logits_dtype = (int32_t)ffi_int(&args, "logits_dtype");
+    desc.grad_logits_dtype = (int32_t)ffi_int(&args, "grad_logits_dtype");
     desc.comm = (const struct ll_comm *)(intptr_t)ffi_int(&args, "comm"); /* NOLINT */
     desc.loss = &loss;
     if (args.failed) return -1;

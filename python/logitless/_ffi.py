@@ -54,10 +54,14 @@ _module = _load()  # kept: unloading it would leave the functions below without 
 forward = _module.linear_ce_forward
 backward = _module.linear_ce_backward
 forward_backward = _module.linear_ce_forward_backward
+ce_forward = _module.ce_forward
+ce_backward = _module.ce_backward
+ce_forward_backward = _module.ce_forward_backward
 version: str = _module.version()
 
 FORWARD, BACKWARD, FORWARD_BACKWARD = 0, 1, 2  # ll_pass
 DTYPES = {"float32": 1, "bfloat16": 2, "float16": 3}  # ll_dtype
+LINEAR_CE, CE = 0, 1  # ll_op
 MEAN, SUM, NONE = 0, 1, 2  # ll_reduction
 REDUCTIONS = {"mean": MEAN, "sum": SUM, "none": NONE}
 SMOOTHING_RULES = {"all": 0, "others": 1}  # ll_smoothing
@@ -93,6 +97,9 @@ class PlanDesc(NamedTuple):
     smoothing_rule: int = 0
     reduction: int = MEAN
     token_scaling: int = 0
+    op: int = 0  # LINEAR_CE or CE
+    logits_dtype: int = 0
+    grad_logits_dtype: int = 0
 
 
 class Plan:

@@ -169,5 +169,5 @@ def test_threads_share_plans():
 
 def test_kernels_are_listed():
     names = [k.name for k in logitless.kernels()]
-    assert "linear_ce_cpu_plain" in names and names[-1] == "linear_ce_cuda"
+    assert {"linear_ce_cpu_plain", "ce_cpu_plain", "linear_ce_cuda"} <= set(names)
     assert all(k.why_not == "" for k in logitless.kernels() if k.name == "linear_ce_cpu_plain")

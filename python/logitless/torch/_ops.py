@@ -47,14 +47,14 @@ ENTROPY, Z_LOSS, ARGMAX, BAD_TARGETS, LSE = 1, 2, 4, 8, 16
 FROZEN_ALL = _ffi.FROZEN_X | _ffi.FROZEN_W | _ffi.FROZEN_BIAS
 N_TENSORS = 8  # of a forward, before its options
 
-_SCHEMA_OPTIONS = ("int ignore_index, float temperature, float softcap, float label_smoothing, float z_loss, "
+SCHEMA_OPTIONS = ("int ignore_index, float temperature, float softcap, float label_smoothing, float z_loss, "
                    "int smoothing_rule, int reduction, int token_scaling, SymInt v_begin, SymInt v_total, str group, "
                    "int frozen, int workspace_budget_bytes, int outputs")
 _SCHEMA_FORWARD = ("Tensor x, Tensor w, Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, "
-                   "Tensor? divisor, Tensor? main_grad, " + _SCHEMA_OPTIONS)
+                   "Tensor? divisor, Tensor? main_grad, " + SCHEMA_OPTIONS)
 _SCHEMA_BACKWARD = ("Tensor? up_loss, Tensor? up_lse, Tensor? up_entropy, Tensor x, Tensor w, "
                     "Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, Tensor? divisor, "
-                    "Tensor nll, Tensor lse, Tensor lse_lo, Tensor entropy, Tensor(a!)? main_grad, " + _SCHEMA_OPTIONS)
+                    "Tensor nll, Tensor lse, Tensor lse_lo, Tensor entropy, Tensor(a!)? main_grad, " + SCHEMA_OPTIONS)
 
 
 # ---- Plans and operands -----------------------------------------------------------------------------------------
@@ -106,12 +106,30 @@ def _workspace(x: Tensor, plan: _ffi.Plan, which: int) -> Tensor:
     return torch.empty(plan.workspace_bytes[which] + 64, dtype=torch.uint8, device=x.device)
 
 
-if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-    _forward, _backward, _forward_backward = _ffi.forward, _ffi.backward, _ffi.forward_backward
-else:  # older torch: tensors go through __dlpack__, which refuses those that require a gradient
-    def _detaching(function: Any) -> Any:
-        return lambda *args: function(*(a.detach() if isinstance(a, Tensor) else a for a in args))
-    _forward, _backward, _forward_backward = map(_detaching, (_ffi.forward, _ffi.backward, _ffi.forward_backward))
+def callable_with_tensors(function: Any) -> Any:
+    """function, or what makes older torch's tensors fit it: they go through __dlpack__, which refuses those that require a
+    gradient."""
+    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        return function
+    return lambda *args: function(*(a.detach() if isinstance(a, Tensor) else a for a in args))
+
+
+_forward, _backward, _forward_backward = map(callable_with_tensors, (_ffi.forward, _ffi.backward, _ffi.forward_backward))
+
+
+def new_results(x: Tensor, o: Options) -> tuple[tuple[Optional[Tensor], ...], Optional[Tensor]]:
+    """(loss, nll, lse, lse_lo, entropy, z_loss, argmax) for the rows of x, None where not wanted, and the counter."""
+    n, device = x.shape[0], x.device
+    nll = torch.empty(n, dtype=torch.float32, device=device)
+    lse, lse_lo = torch.empty_like(nll), torch.empty_like(nll)
+    loss = torch.empty_like(nll) if o.reduction == _ffi.NONE else torch.empty((), dtype=torch.float32, device=device)
+    if not o.outputs:
+        return (loss, nll, lse, lse_lo, None, None, None), None
+    entropy = torch.empty_like(nll) if o.outputs & ENTROPY else None
+    z_loss = torch.empty_like(nll) if o.outputs & Z_LOSS else None
+    argmax = torch.empty(n, dtype=torch.int64, device=device) if o.outputs & ARGMAX else None
+    bad = torch.zeros(1, dtype=torch.int64, device=device) if o.outputs & BAD_TARGETS else None
+    return (loss, nll, lse, lse_lo, entropy, z_loss, argmax), bad
 
 
 # ---- The passes -------------------------------------------------------------------------------------------------
@@ -120,25 +138,16 @@ def forward(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], class_
             token_weight: Optional[Tensor], divisor: Optional[Tensor], main_grad: Optional[Tensor], o: Options,
             gradients: bool = False) -> tuple[Optional[Tensor], ...]:
     """Eight results, None where not wanted; with ``gradients`` eleven, the last three for an upstream of 1."""
-    n, device = x.shape[0], x.device
-    plan = _plan(x, w, bias, main_grad, o)
-    f32 = torch.float32
-    nll = torch.empty(n, dtype=f32, device=device)
-    lse, lse_lo = torch.empty_like(nll), torch.empty_like(nll)
-    loss = torch.empty_like(nll) if o.reduction == _ffi.NONE else torch.empty((), dtype=f32, device=device)
-    entropy = torch.empty_like(nll) if o.outputs & ENTROPY else None
-    z_loss = torch.empty_like(nll) if o.outputs & Z_LOSS else None
-    argmax = torch.empty(n, dtype=torch.int64, device=device) if o.outputs & ARGMAX else None
-    bad = torch.zeros(1, dtype=torch.int64, device=device) if o.outputs & BAD_TARGETS else None
-    results = (loss, nll, lse, lse_lo, entropy, z_loss, argmax)
-    if n == 0 and o.reduction == _ffi.NONE:  # nothing to write, and no pointer to tell the library what is wanted
+    results, bad = new_results(x, o)
+    if x.shape[0] == 0 and o.reduction == _ffi.NONE:  # nothing to write, and no pointer to tell the library what is wanted
         return *results, bad
+    plan = _plan(x, w, bias, main_grad, o)
     operands = (_rows(x), _rows(w), _vector(bias), _vector(target), _packed(class_weight), _packed(token_weight), divisor)
     if not gradients:
         _forward(plan.handle, _stream(x), 0, _workspace(x, plan, _ffi.FORWARD), *operands, *results, None,
               None, None, None, None, None, None, None, bad if x.is_cuda else None)
         return *results, bad
-    one = torch.ones((), dtype=f32, device=device)
+    one = torch.ones((), dtype=torch.float32, device=x.device)
     grads = _new_gradients(x, w, bias, o.frozen)
     _forward_backward(plan.handle, _stream(x), 0, _workspace(x, plan, _ffi.FORWARD_BACKWARD), *operands,
           *results, None, one, None, None, None, *grads, bad if x.is_cuda else None)
@@ -219,37 +228,37 @@ class LinearCE(torch.autograd.Function):
 # ---- Operators --------------------------------------------------------------------------------------------------
 # An operator has no optional results: what is not wanted is an empty tensor.
 
-_library = torch.library.Library("logitless", "DEF")
-_tags = (torch.Tag.pt2_compliant_tag,)
-_library.define(f"linear_ce_forward({_SCHEMA_FORWARD}) -> ({', '.join(['Tensor'] * 8)})", tags=_tags)
-_library.define(f"linear_ce_forward_backward({_SCHEMA_FORWARD}) -> ({', '.join(['Tensor'] * 11)})", tags=_tags)
-_library.define(f"linear_ce_backward({_SCHEMA_BACKWARD}) -> (Tensor, Tensor, Tensor)", tags=_tags)
+library = torch.library.Library("logitless", "DEF")
+TAGS = (torch.Tag.pt2_compliant_tag,)
+library.define(f"linear_ce_forward({_SCHEMA_FORWARD}) -> ({', '.join(['Tensor'] * 8)})", tags=TAGS)
+library.define(f"linear_ce_forward_backward({_SCHEMA_FORWARD}) -> ({', '.join(['Tensor'] * 11)})", tags=TAGS)
+library.define(f"linear_ce_backward({_SCHEMA_BACKWARD}) -> (Tensor, Tensor, Tensor)", tags=TAGS)
 
 
-def _filled(results: tuple[Optional[Tensor], ...], like: Tensor) -> tuple[Tensor, ...]:
+def filled(results: tuple[Optional[Tensor], ...], like: Tensor) -> tuple[Tensor, ...]:
     return tuple(like.new_empty(0, dtype=torch.float32) if t is None else t for t in results)
 
 
 def _forward_op(*args: Any) -> tuple[Tensor, ...]:
-    return _filled(forward(*args[:N_TENSORS], Options(*args[N_TENSORS:])), args[0])
+    return filled(forward(*args[:N_TENSORS], Options(*args[N_TENSORS:])), args[0])
 
 
 def _forward_backward_op(*args: Any) -> tuple[Tensor, ...]:
-    return _filled(forward(*args[:N_TENSORS], Options(*args[N_TENSORS:]), gradients=True), args[0])
+    return filled(forward(*args[:N_TENSORS], Options(*args[N_TENSORS:]), gradients=True), args[0])
 
 
 def _backward_op(*args: Any) -> tuple[Tensor, ...]:
     tensors, x, entropy = list(args[:15]), args[3], args[13]
     if entropy.shape[0] != x.shape[0]:
         tensors[13] = None
-    return _filled(backward(*tensors, Options(*args[15:])), x)
+    return filled(backward(*tensors, Options(*args[15:])), x)
 
 
-def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
-    x, o = args[0], Options(*args[N_TENSORS:])
+def fake_results(x: Tensor, o: Options) -> tuple[Tensor, ...]:
+    """Shapes and dtypes of the eight results for the rows of x."""
     n, f32 = x.shape[0], torch.float32
 
-    def rows(wanted: bool = True, dtype: torch.dtype = f32) -> Tensor:
+    def rows(wanted: int = 1, dtype: torch.dtype = f32) -> Tensor:
         return x.new_empty(n if wanted else 0, dtype=dtype if wanted else f32)
 
     bad = o.outputs & BAD_TARGETS
@@ -258,15 +267,19 @@ def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
             x.new_empty(1 if bad else 0, dtype=torch.int64 if bad else f32))
 
 
+def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
+    return fake_results(args[0], Options(*args[N_TENSORS:]))
+
+
 def _forward_backward_fake(*args: Any) -> tuple[Tensor, ...]:
     x, w, bias, o = args[0], args[1], args[3], Options(*args[N_TENSORS:])
-    return *_forward_fake(*args), *_filled(_new_gradients(x, w, bias, o.frozen), x)
+    return *_forward_fake(*args), *filled(_new_gradients(x, w, bias, o.frozen), x)
 
 
 def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
     x, w, bias, main_grad, o = args[3], args[4], args[6], args[14], Options(*args[15:])
     into_main = main_grad is not None and not o.frozen & _ffi.FROZEN_W
-    return _filled(_new_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0)), x)
+    return filled(_new_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0)), x)
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -296,24 +309,33 @@ def _op_backward(ctx: Any, *ups: Optional[Tensor]) -> tuple[Optional[Tensor], ..
     return grad_x, grad_w, None, grad_bias, *(None,) * (4 + len(Options._fields))
 
 
-for _name, _run, _fake in (("linear_ce_forward", _forward_op, _forward_fake),
-                           ("linear_ce_forward_backward", _forward_backward_op, _forward_backward_fake),
-                           ("linear_ce_backward", _backward_op, _backward_fake)):
-    for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _run, _key)
-    torch.library.register_fake(f"logitless::{_name}", _fake, lib=_library)
-    if _name != "linear_ce_backward":
-        torch.library.register_autograd(f"logitless::{_name}", _op_backward, setup_context=_setup, lib=_library)
+def register(name: str, run: Any, fake: Any) -> None:
+    """One implementation for CPU and CUDA tensors, and the shapes of its results."""
+    for key in ("CPU", "CUDA"):
+        library.impl(name, run, key)
+    torch.library.register_fake(f"logitless::{name}", fake, lib=library)
+
+
+register("linear_ce_forward", _forward_op, _forward_fake)
+register("linear_ce_forward_backward", _forward_backward_op, _forward_backward_fake)
+register("linear_ce_backward", _backward_op, _backward_fake)
+for _name in ("linear_ce_forward", "linear_ce_forward_backward"):
+    torch.library.register_autograd(f"logitless::{_name}", _op_backward, setup_context=_setup, lib=library)
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def needs_operators(x: Tensor, w: Tensor) -> bool:
+    """True where something watches or replaces operations: compilation, subclasses of Tensor, modes, torch.func."""
+    return (torch.compiler.is_compiling() or type(x) not in _PLAIN or type(w) not in _PLAIN
+            or torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
 def linear_ce(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], class_weight: Optional[Tensor],
               token_weight: Optional[Tensor], divisor: Optional[Tensor], main_grad: Optional[Tensor], o: Options,
               one_pass: bool) -> Any:
     """The loss, or (loss, lse, entropy, z_loss, argmax, bad_targets) where more is wanted; differentiable."""
-    if (torch.compiler.is_compiling() or type(x) not in _PLAIN or type(w) not in _PLAIN
-            or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None):
+    if needs_operators(x, w):
         op = torch.ops.logitless.linear_ce_forward_backward if one_pass else torch.ops.logitless.linear_ce_forward
         results = op(x, w, target, bias, class_weight, token_weight, divisor, main_grad, *o)
     elif o.frozen != FROZEN_ALL:

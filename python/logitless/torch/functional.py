@@ -9,20 +9,8 @@ from torch import Tensor
 
 from .. import _ffi
 from . import _ops
-from ._comm import communicator
-
-_MODES = ("auto", "recompute", "one_pass")
-
-
-class LinearCrossEntropyOutput(NamedTuple):
-    """Results of :func:`linear_cross_entropy` where more than the loss was asked for; None where not asked."""
-
-    loss: Tensor
-    lse: Optional[Tensor] = None
-    entropy: Optional[Tensor] = None
-    argmax: Optional[Tensor] = None
-    z_loss: Optional[Tensor] = None
-    bad_targets: Optional[Tensor] = None
+from ._common import (MODES, CrossEntropyOutput, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted,
+                      tell_peers)
 
 
 class LogProbs(NamedTuple):
@@ -32,50 +20,18 @@ class LogProbs(NamedTuple):
     entropy: Optional[Tensor] = None
 
 
-def _refuse(what: str, found: object, wanted: str) -> None:
-    raise _ffi.ArgumentError(f"linear_cross_entropy: {what} is {found}, want {wanted}")
-
-
-def _choice(what: str, value: str, choices: dict[str, int]) -> int:
-    if value not in choices:
-        _refuse(what, repr(value), " or ".join(repr(c) for c in choices))
-    return choices[value]
-
-
 def _check_shapes(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor]) -> None:
     if x.dim() < 1 or w.dim() != 2 or x.shape[-1] != w.shape[1]:
-        _refuse("x and w", f"{list(x.shape)} and {list(w.shape)}", "[..., n_hidden] and [v_local, n_hidden]")
+        refuse("x and w", f"{list(x.shape)} and {list(w.shape)}", "[..., n_hidden] and [v_local, n_hidden]")
     if target.shape != x.shape[:-1]:
-        _refuse("target", list(target.shape), f"{list(x.shape[:-1])}, one id for each row of x")
+        refuse("target", list(target.shape), f"{list(x.shape[:-1])}, one id for each row of x")
     if target.dtype not in (torch.int64, torch.int32):
-        _refuse("target's dtype", target.dtype, "int64 or int32")
+        refuse("target's dtype", target.dtype, "int64 or int32")
     if bias is not None and bias.shape != w.shape[:1]:
-        _refuse("bias", list(bias.shape), f"[{w.shape[0]}]")
+        refuse("bias", list(bias.shape), f"[{w.shape[0]}]")
     for name, t in (("w", w), ("target", target), ("bias", bias)):
         if t is not None and t.device != x.device:
-            _refuse(name, f"on {t.device}", f"{x.device} like x")
-
-
-def _shard(w: Tensor, group: Optional[dist.ProcessGroup], vocab_start: Optional[int],
-           vocab_size: Optional[int]) -> tuple[str, int, int]:
-    """Group name, first column and whole vocabulary. Without bounds: equal shards in the order of ranks."""
-    size = 1 if group is None else dist.get_world_size(group)
-    rows = w.shape[0]
-    if size == 1:
-        return "", vocab_start or 0, rows if vocab_size is None else vocab_size
-    if (vocab_start is None) != (vocab_size is None):
-        _refuse("vocab_start or vocab_size", "given alone", "both, or neither for equal shards in the order of ranks")
-    if vocab_start is None:
-        return group.group_name, dist.get_rank(group) * rows, size * rows
-    return group.group_name, vocab_start, vocab_size
-
-
-def _shifted(target: Tensor, shift: int, ignore_index: int) -> Tensor:
-    """Position t gets the target of t + shift; the last ones, which have none, are ignored. x needs no copy."""
-    if shift < 0 or target.dim() < 1:
-        _refuse("shift", shift, "0 or more, with a target that has a dimension of positions")
-    tail = target.new_full((*target.shape[:-1], min(shift, target.shape[-1])), ignore_index)
-    return torch.cat((target[..., shift:], tail), dim=-1)
+            refuse(name, f"on {t.device}", f"{x.device} like x")
 
 
 def _cast(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor, Optional[Tensor]]:
@@ -85,16 +41,6 @@ def _cast(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor,
         return x, w, bias
     dtype = torch.get_autocast_dtype(kind)
     return x.to(dtype), w.to(dtype), None if bias is None else bias.to(dtype)
-
-
-def _divisor(normalizer: Union[None, float, Tensor], reduction: str, device: torch.device) -> Optional[Tensor]:
-    if normalizer is None:
-        return None
-    if reduction != "mean":
-        _refuse("normalizer", "given", f"reduction 'mean' with it, found {reduction!r}")
-    if isinstance(normalizer, Tensor):
-        return normalizer.detach().to(device=device, dtype=torch.float64).reshape(())
-    return torch.full((), normalizer, dtype=torch.float64, device=device)
 
 
 def linear_cross_entropy(
@@ -123,7 +69,7 @@ def linear_cross_entropy(
     main_grad: Optional[Tensor] = None,
     mode: str = "auto",
     workspace_budget_bytes: int = 0,
-) -> Union[Tensor, LinearCrossEntropyOutput]:
+) -> Union[Tensor, CrossEntropyOutput]:
     """Cross entropy of a linear head, without its logits in memory.
 
     .. code-block:: text
@@ -167,7 +113,7 @@ def linear_cross_entropy(
         workspace_budget_bytes: bound of the workspace, 0 for the library's own.
 
     Returns:
-        The loss (f32), or :class:`LinearCrossEntropyOutput` where a ``return_`` option is set.
+        The loss (f32), or :class:`CrossEntropyOutput` where a ``return_`` option is set.
 
     Raises:
         logitless.ArgumentError: a bad argument (also a ValueError). logitless.Error: everything else.
@@ -176,33 +122,18 @@ def linear_cross_entropy(
         x, w, bias, target, options, shift, one_pass = _prepare(
             x, w, target, bias, (ignore_index, float(temperature), float(softcap), float(label_smoothing), float(z_loss)),
             smoothing_rule, reduction, token_scaling, shift,
-            (_ops.ENTROPY * return_entropy | _ops.Z_LOSS * return_z_loss | _ops.ARGMAX * return_argmax
-             | _ops.BAD_TARGETS * return_bad_targets | _ops.LSE * return_lse), group, vocab_start, vocab_size, main_grad, mode,
+            outputs_of(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets), group, vocab_start, vocab_size, main_grad, mode,
             workspace_budget_bytes)
-        divisor = _divisor(normalizer, reduction, x.device)
+        divisor = divisor_of(normalizer, reduction, x.device)
     except _ffi.ArgumentError:
-        if group is not None and dist.get_world_size(group) > 1 and not torch.compiler.is_compiling():
-            communicator(group.group_name).refuse()
+        tell_peers(group)
         raise
-    outputs, kind = options.outputs, options.reduction
     shape = target.shape
     if x.dim() != 2:
         x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    results = _ops.linear_ce(x, w, target, bias, _f32(class_weight), _f32(token_weight, flat=True),
-                             divisor, main_grad, options, one_pass)
-
-    def folded(t: Tensor) -> Tensor:
-        t = t if t.dim() == len(shape) else t.view(shape)
-        return t[..., :shape[-1] - shift] if shift else t
-
-    loss, *rows, bad = results if outputs else (results, None)
-    if kind == _ffi.NONE:
-        loss = folded(loss)
-    if not outputs:
-        return loss
-    asked = (return_lse, return_entropy, return_z_loss, return_argmax)
-    lse, entropy, z, argmax = (folded(t) if wanted else None for t, wanted in zip(rows, asked))
-    return LinearCrossEntropyOutput(loss, lse, entropy, argmax, z, bad if return_bad_targets else None)
+    results = _ops.linear_ce(x, w, target, bias, f32(class_weight), f32(token_weight, flat=True), divisor, main_grad,
+                             options, one_pass)
+    return output(results, options, shape, shift)
 
 
 def _prepare(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], numbers: tuple, smoothing_rule: str, reduction: str,
@@ -210,27 +141,20 @@ def _prepare(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], numbe
              vocab_start: Optional[int], vocab_size: Optional[int], main_grad: Optional[Tensor], mode: str,
              workspace_budget_bytes: int) -> tuple:
     """Every check of linear_cross_entropy: what is refused is refused before anything is done."""
-    kind = _choice("reduction", reduction, _ffi.REDUCTIONS)
-    rule = _choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
-    if mode not in _MODES:
-        _refuse("mode", repr(mode), "'auto', 'recompute' or 'one_pass'")
+    kind = choice("reduction", reduction, _ffi.REDUCTIONS)
+    rule = choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
+    if mode not in MODES:
+        refuse("mode", repr(mode), "'auto', 'recompute' or 'one_pass'")
     _check_shapes(x, w, target, bias)
     x, w, bias = _cast(x, w, bias)
-    group_name, v_begin, v_total = _shard(w, group, vocab_start, vocab_size)
+    group_name, v_begin, v_total = shard(w.shape[0], group, vocab_start, vocab_size)
     if shift:
-        target = _shifted(target, int(shift), numbers[0])
+        target = shifted(target, int(shift), numbers[0])
     frozen = _frozen(x, w, bias)
     one_pass = _one_pass(mode, kind, frozen, main_grad, outputs & (_ops.LSE | _ops.ENTROPY))
     options = _ops.Options(*numbers, rule, kind, int(token_scaling), v_begin, v_total, group_name, frozen,
                            workspace_budget_bytes, outputs)
     return x, w, bias, target, options, int(shift), one_pass
-
-
-def _f32(t: Optional[Tensor], flat: bool = False) -> Optional[Tensor]:
-    if t is None:
-        return None
-    t = t.detach().to(torch.float32)
-    return t.reshape(-1) if flat else t
 
 
 def _frozen(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> int:
@@ -243,7 +167,7 @@ def _frozen(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> int:
 def _one_pass(mode: str, reduction: int, frozen: int, main_grad: Optional[Tensor], per_token: int) -> bool:
     possible = reduction != _ffi.NONE and main_grad is None
     if mode == "one_pass" and not possible:
-        _refuse("mode", "'one_pass'", "'recompute' with reduction 'none' or main_grad, whose upstream is not known beforehand")
+        refuse("mode", "'one_pass'", "'recompute' with reduction 'none' or main_grad, whose upstream is not known beforehand")
     return possible and frozen != _ops.FROZEN_ALL and (mode == "one_pass" or (mode == "auto" and not per_token))
 
 

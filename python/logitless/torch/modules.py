@@ -5,7 +5,9 @@ from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from .functional import LinearCrossEntropyOutput, LogProbs, linear_cross_entropy, linear_logp
+from ._common import CrossEntropyOutput
+from .functional import LogProbs, linear_cross_entropy, linear_logp
+from .logits import cross_entropy
 
 
 class LinearCrossEntropyLoss(nn.Module):
@@ -19,7 +21,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self.options = options
 
     def forward(self, x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor] = None,
-                **options: Any) -> Union[Tensor, LinearCrossEntropyOutput]:
+                **options: Any) -> Union[Tensor, CrossEntropyOutput]:
         """x [..., n_hidden], w [v_local, n_hidden], target [...], bias [v_local]."""
         return linear_cross_entropy(x, w, target, bias=bias, **{**self.options, **options})
 
@@ -37,6 +39,21 @@ class LinearLogProbs(nn.Module):
     def forward(self, x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any) -> LogProbs:
         """x [..., n_hidden], w [v_local, n_hidden], target [...], bias [v_local]."""
         return linear_logp(x, w, target, bias=bias, **{**self.options, **options})
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class CrossEntropyLoss(nn.Module):
+    """:func:`cross_entropy` over given logits with its options fixed: ``loss(logits, target)``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def forward(self, logits: Tensor, target: Tensor, **options: Any) -> Union[Tensor, CrossEntropyOutput]:
+        """logits [..., v_local], target [...]."""
+        return cross_entropy(logits, target, **{**self.options, **options})
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
