@@ -181,6 +181,49 @@ def check_adapters(world):
     assert torch.allclose(x.grad, want[rows], atol=1e-6)
 
 
+def check_logits(world):
+    """cross_entropy over columns of logits: bits of one rank, DeepSpeed's and Megatron's losses, in place."""
+    from logitless.adapters import deepspeed, megatron
+    from logitless.torch import cross_entropy
+    torch.manual_seed(0)  # the same logits on every rank
+    z = torch.randn(30, 257).mul_(4).requires_grad_()
+    y = torch.randint(0, 257, (30,))
+    y[::4] = -100
+    for options in ({}, {"label_smoothing": 0.1, "softcap": 3.0, "temperature": 0.7}, {"reduction": "none", "z_loss": 0.01}):
+        one = cross_entropy(z, y, return_lse=True, return_entropy=True, return_argmax=True, **options)
+        want = torch.autograd.grad(one.loss.sum() + one.entropy.sum(), z)[0]
+        for kind in ("uneven", "empty", "reverse"):
+            first, end = cuts(257, kind)[RANK]
+            part = z.detach()[:, first:end].clone().requires_grad_()
+            out = cross_entropy(part, y, return_lse=True, return_entropy=True, return_argmax=True, group=world,
+                                vocab_start=first, vocab_size=257, **options)
+            for name in ("loss", "lse", "entropy", "argmax"):
+                bits(f"logits {kind} {name}", getattr(out, name), getattr(one, name))
+            (out.loss.sum() + out.entropy.sum()).backward()
+            bits(f"logits {kind} gradient", part.grad, want[:, first:end])
+    first, end = cuts(257, "uneven")[RANK]
+    held = z.detach()[:, first:end].clone()
+    loss = deepspeed.vocab_parallel_cross_entropy(held.requires_grad_(), y, tp_group=world, vocab_start_index=first,
+                                                  vocab_end_index=end, in_place=True)
+    loss.backward()
+    bits("in place", held.detach(), torch.autograd.grad(cross_entropy(z, y), z)[0][:, first:end])
+    try:
+        deepspeed.vocab_parallel_cross_entropy(held, y, tp_group=world, vocab_start_index=first, vocab_end_index=end + (RANK == 0))
+    except logitless.ArgumentError as error:
+        assert "does not hold its shard" in str(error)
+    else:
+        raise AssertionError("bounds that do not fit were taken")
+    rows = slice(16 // SIZE * RANK, 16 // SIZE * (RANK + 1))
+    gathered = deepspeed.vocab_parallel_cross_entropy(z.detach()[rows].requires_grad_(), y[rows], sp_group=world, reduction="none",
+                                                      gather_sequence_loss=True)
+    bits("gathered losses", gathered, cross_entropy(z, y, reduction="none")[:16 // SIZE * SIZE])
+    even = torch.zeros(1, 1, 8)
+    even[0, 0, 0] = 2  # B41: local means gave 0.816468 and 0.866468
+    loss = megatron.vocab_parallel_cross_entropy(even[..., 8 // SIZE * RANK:8 // SIZE * (RANK + 1)], torch.zeros(1, 1, dtype=torch.int64),
+                                                 0.1, world)
+    assert abs(loss.item() - 0.866468) < 1e-6
+
+
 def check_compiled(world):
     p = Problem("f32:n20:d8:v120", "cpu")
     first, end = cuts(p.v, "equal")[RANK]

@@ -32,7 +32,11 @@ def parameters_of(package, file, function, owner=None):
     (trl.chunked_logprob, "trl", "kernels/chunked_logprob.py", "forward", "ChunkedLogProbFunction"),
     (deepspeed.vocab_parallel_linear_cross_entropy, "deepspeed", "sequence/linear_cross_entropy.py",
      "vocab_parallel_linear_cross_entropy", None),
-], ids=["verl", "trl", "deepspeed"])
+    (deepspeed.vocab_parallel_cross_entropy, "deepspeed", "sequence/cross_entropy.py", "vocab_parallel_cross_entropy", None),
+    (deepspeed.configure_vocab_parallel_loss, "deepspeed", "sequence/cross_entropy.py", "configure_vocab_parallel_loss", None),
+    (megatron.fused_vocab_parallel_cross_entropy, "megatron", "core/fusions/fused_cross_entropy.py",
+     "fused_vocab_parallel_cross_entropy", None),
+], ids=["verl", "trl", "deepspeed linear", "deepspeed", "deepspeed configure", "megatron"])
 def test_signatures_are_theirs(ours, package, file, function, owner):
     theirs = parameters_of(package, file, function, owner)
     mine = [p.name for p in inspect.signature(ours).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -145,6 +149,70 @@ def test_deepspeed_refusals_and_nothing_valid(device):
     loss = call(p.x, p.w, torch.full_like(p.target, -100))
     loss.backward()
     assert loss.item() == 0 and (p.x.grad == 0).all()
+
+
+def test_deepspeeds_own_loss_over_logits_agrees():
+    theirs = pytest.importorskip("deepspeed.sequence.cross_entropy", reason="DeepSpeed is not installed, or older")
+    torch.manual_seed(1)
+    for v, dtype in ((34, torch.float32), (35, torch.bfloat16), (35, torch.float16)):
+        z = (torch.randn(2, 9, v) * 20).to(dtype).requires_grad_()
+        y = torch.randint(0, v, (2, 9))
+        y[0, :3] = -100
+        for reduction in ("none", "sum", "mean"):
+            found = []
+            for call in (theirs.vocab_parallel_cross_entropy, deepspeed.vocab_parallel_cross_entropy):
+                loss = call(z, y, reduction=reduction)
+                found.append((loss, *torch.autograd.grad(loss.sum(), z)))
+            assert found[0][0].shape == found[1][0].shape
+            assert relative(found[1][0], found[0][0]) < 1e-6
+            assert relative(found[1][1], found[0][1]) < (1e-5 if dtype == torch.float32 else 4e-3)
+        for more in ({"labels": y}, {"shift_labels": y}, {"labels": y, "num_items_in_batch": 30}):
+            mine, other = (module.VocabParallelCausalLMLoss()(logits=z, vocab_size=v, **more) for module in (deepspeed, theirs))
+            assert relative(mine, other) < 1e-6
+    with pytest.raises(ValueError, match="labels"):
+        deepspeed.VocabParallelCausalLMLoss()(z)
+    loss = deepspeed.VocabParallelCausalLMLoss()
+    loss(z, y)
+    with pytest.raises(RuntimeError, match="shard changed"):
+        loss(z[..., :30], y.clamp(max=29))
+    for more, sentence in (({"backend": "fast"}, "fast"), ({"gather_sequence_loss": True}, "gather_sequence_loss"),
+                           ({"global_vocab_size": 35}, "global_vocab_size")):
+        with pytest.raises(ValueError, match=sentence):
+            deepspeed.vocab_parallel_cross_entropy(z, y, **more)
+
+
+def test_deepspeeds_hook_on_a_model():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=35, hidden_size=16, intermediate_size=16,
+                                                                   num_hidden_layers=1, num_attention_heads=2))
+    ids = torch.randint(0, 35, (2, 8))
+    want = model(input_ids=ids, labels=ids).loss
+
+    class Head:
+        mp_group, vocab_start_index, vocab_end_index = None, 0, 35
+    deepspeed.configure_vocab_parallel_loss(model, Head)
+    assert torch.allclose(model(input_ids=ids, labels=ids).loss, want, rtol=1e-6)
+    assert model._deepspeed_original_loss_function is not model.loss_function
+    with pytest.raises(ValueError, match="no loss_function"):
+        deepspeed.configure_vocab_parallel_loss(object(), Head)
+
+
+def test_megatrons_losses_over_logits():
+    """B41, B43: smoothing over the V - 1 others of the whole vocabulary; in place as its fused loss."""
+    torch.manual_seed(2)
+    z = torch.zeros(1, 1, 8)
+    z[0, 0, 0] = 2
+    loss = megatron.vocab_parallel_cross_entropy(z, torch.zeros(1, 1, dtype=torch.int64), 0.1)
+    assert loss.shape == (1, 1) and abs(loss.item() - 0.866468) < 1e-6
+    z = torch.randn(4, 3, 20, requires_grad=True)
+    y = torch.randint(0, 20, (4, 3))
+    held = z * 1
+    fused = megatron.fused_vocab_parallel_cross_entropy(held, y, None)
+    want = torch.nn.functional.cross_entropy(z.view(12, 20), y.view(12), reduction="none").view(4, 3)
+    assert torch.allclose(fused, want, atol=1e-6)
+    up = torch.randn(4, 3)
+    got, wanted = torch.autograd.grad(fused, z, up)[0], torch.autograd.grad(want, z, up)[0]
+    assert torch.allclose(got, wanted, atol=1e-6) and torch.allclose(held, wanted, atol=1e-6)
 
 
 def test_deepspeeds_own_function_agrees():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CHECKS = {2: ["shards", "modes", "no_group_is_one_rank", "errors", "adapters", "compiled", "dead_rank"],
-          4: ["shards", "modes", "errors", "adapters", "groups"]}
+CHECKS = {2: ["shards", "modes", "no_group_is_one_rank", "errors", "adapters", "logits", "compiled", "dead_rank"],
+          4: ["shards", "modes", "errors", "adapters", "logits", "groups"]}
 
 
 PAIRS = [(size, check) for size, checks in CHECKS.items() for check in checks]

@@ -56,3 +56,23 @@ def sum_of_values(x: Tensor, group: Optional[dist.ProcessGroup]) -> Tensor:
     total = x.detach().clone()
     dist.all_reduce(total, group=group)
     return x + (total - x.detach())
+
+
+class _GatherLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
+        ctx.group, ctx.first, ctx.rows = group, dist.get_rank(group) * x.shape[0], x.shape[0]
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: D102
+        grad = grad.clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad[ctx.first:ctx.first + ctx.rows], None
+
+
+def gather_losses(x: Tensor, group: Optional[dist.ProcessGroup]) -> Tensor:
+    """Parts of all ranks along dimension 0, for a result that every rank goes on to use on its own: gradients are summed."""
+    return x if group_size(group) == 1 else _GatherLosses.apply(x, group)
