@@ -1,10 +1,13 @@
-"""New arrays beside the caller's: NumPy, PyTorch, CuPy, JAX (on a CPU), and what else follows the array API standard."""
+"""New arrays beside the caller's: NumPy, PyTorch, CuPy, JAX (on a CPU), and what else follows the array API
+standard."""
+
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 from . import _ffi
 
@@ -17,6 +20,7 @@ def readable(array: Any) -> Any:
     if array is None or type(array).__module__ != "numpy" or array.flags.writeable or array.size == 0:
         return array
     import numpy as np
+
     if min(array.strides, default=0) < 0:
         return array  # FFI and library refuse it
     span = array.itemsize + sum((n - 1) * step for n, step in zip(array.shape, array.strides))
@@ -41,16 +45,26 @@ def _same(array: Any) -> Any:
 
 
 def _numpy(np: Any, device: tuple[int, int], give: Callable[[Any], Any] = _same) -> Arrays:
-    return Arrays(*device, -1, lambda shape, dtype: np.empty(shape, dtype),
-                  lambda value, dtype: np.full((), value, dtype), nullcontext, give)
+    return Arrays(
+        *device,
+        -1,
+        lambda shape, dtype: np.empty(shape, dtype),
+        lambda value, dtype: np.full((), value, dtype),
+        nullcontext,
+        give,
+    )
 
 
 def _torch(torch: Any, x: Any, device: tuple[int, int]) -> Arrays:
     cuda = device[0] == _ffi.CUDA
-    return Arrays(*device, torch.cuda.current_stream(x.device).cuda_stream if cuda else -1,
-                  lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device=x.device),
-                  lambda value, dtype: torch.full((), value, dtype=getattr(torch, dtype), device=x.device),
-                  (lambda: torch.cuda.device(x.device)) if cuda else nullcontext, _same)
+    return Arrays(
+        *device,
+        torch.cuda.current_stream(x.device).cuda_stream if cuda else -1,
+        lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device=x.device),
+        lambda value, dtype: torch.full((), value, dtype=getattr(torch, dtype), device=x.device),
+        (lambda: torch.cuda.device(x.device)) if cuda else nullcontext,
+        _same,
+    )
 
 
 def _cupy(cupy: Any, device: tuple[int, int]) -> Arrays:
@@ -64,6 +78,7 @@ def _cupy(cupy: Any, device: tuple[int, int]) -> Arrays:
     def full(value: float, dtype: str) -> Any:
         with guard():
             return cupy.full((), value, dtype)
+
     with guard():
         stream = cupy.cuda.get_current_stream().ptr
     return Arrays(*device, stream, empty, full, guard, _same)
@@ -83,6 +98,7 @@ def arrays_of(x: Any) -> Arrays:
     if device[0] != _ffi.CPU:
         raise _ffi.ArgumentError(f"logitless: an array of {library} on a GPU, want one of torch or cupy there")
     import numpy as np
+
     if library == "numpy":
         return _numpy(np, device)
     # Arrays that may not be written to (JAX's): made by NumPy and handed over without a copy.

@@ -2,13 +2,15 @@
 
 The library is liblogitless_ffi.so, in the folder LL_FFI_PATH where that is set, else in this package's `lib`.
 """
+
 from __future__ import annotations
 
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any, Callable, Hashable, NamedTuple
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm_ffi.error import register_error
@@ -110,10 +112,13 @@ class Plan:
     def __init__(self, desc: PlanDesc, comm: Any = None) -> None:
         backend = _BACKENDS.get(desc.device_type)
         if backend is None:
-            raise ArgumentError(f"logitless: tensors on a device of DLPack type {desc.device_type}, want CPU (1) or CUDA (2)")
+            raise ArgumentError(
+                f"logitless: tensors on a device of DLPack type {desc.device_type}, want CPU (1) or CUDA (2)"
+            )
         self.comm = comm
-        self.handle: int = _module.plan_create(desc.device_type, desc.device_id, backend, *desc[2:],
-                                               0 if comm is None else comm.address)
+        self.handle: int = _module.plan_create(
+            desc.device_type, desc.device_id, backend, *desc[2:], 0 if comm is None else comm.address
+        )
         self.workspace_bytes = tuple(_module.plan_workspace(self.handle, p) for p in range(3))
 
     def __del__(self) -> None:

@@ -2,6 +2,7 @@
 
 A problem is a string such as `bf16:n33:d64:v257:bias:cap5:ls0.1`; a failure prints it, and `-k` reruns it.
 """
+
 from __future__ import annotations
 
 import re
@@ -12,8 +13,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
-# Largest relative error (Frobenius) of a gradient against float64 on the same inputs: f32 sums; one rounding of the result,
-# and on a GPU one of dz (docs/cuda.md, 4).
+# Largest relative error (Frobenius) of a gradient against float64 on the same inputs: f32 sums; one rounding of the
+# result, and on a GPU one of dz (docs/cuda.md, 4).
 GRAD_BOUND = {torch.float32: 3e-6, torch.bfloat16: 4e-3, torch.float16: 8e-4}
 LSE_BOUND = 5e-7  # relative to 1 + |lse|, for logits in f32; their own error comes on top
 
@@ -49,11 +50,15 @@ class Problem:
         self.target = torch.randint(0, v, (n,), generator=generator).to(device)
         if "ign" in fields:
             self.target[::3] = -100
-        options = {"temperature": number.get("t", 1.0), "softcap": number.get("cap", 0.0),
-                   "label_smoothing": number.get("ls", 0.0), "z_loss": number.get("zl", 0.0),
-                   "smoothing_rule": "others" if "others" in fields else "all",
-                   "reduction": next((r for r in ("sum", "none") if r in fields), "mean"),
-                   "token_scaling": "scaled" in fields}
+        options = {
+            "temperature": number.get("t", 1.0),
+            "softcap": number.get("cap", 0.0),
+            "label_smoothing": number.get("ls", 0.0),
+            "z_loss": number.get("zl", 0.0),
+            "smoothing_rule": "others" if "others" in fields else "all",
+            "reduction": next((r for r in ("sum", "none") if r in fields), "mean"),
+            "token_scaling": "scaled" in fields,
+        }
         if "cw" in fields:
             options["class_weight"] = torch.rand(v, generator=generator).to(device)
         if "tw" in fields:
@@ -70,9 +75,24 @@ class Problem:
         return [None if t is None else t.detach().double().requires_grad_() for t in (self.x, self.w, self.bias)]
 
 
-def reference(x, w, bias, target, *, temperature=1.0, softcap=0.0, label_smoothing=0.0, z_loss=0.0, smoothing_rule="all",
-              reduction="mean", token_scaling=False, class_weight=None, token_weight=None, normalizer=None,
-              ignore_index=-100):
+def reference(
+    x,
+    w,
+    bias,
+    target,
+    *,
+    temperature=1.0,
+    softcap=0.0,
+    label_smoothing=0.0,
+    z_loss=0.0,
+    smoothing_rule="all",
+    reduction="mean",
+    token_scaling=False,
+    class_weight=None,
+    token_weight=None,
+    normalizer=None,
+    ignore_index=-100,
+):
     """loss, lse, entropy by the formulas of logitless.h, in the dtype of x (float64), differentiable."""
     valid = target != ignore_index
     z = x @ w.T

@@ -1,22 +1,25 @@
-"""One rank of test_torch_group.py: `group_worker.py RANK SIZE FILE CHECK...`. Prints `ok CHECK`, or dies by an assertion.
+"""One rank of test_torch_group.py: `group_worker.py RANK SIZE FILE CHECK...`. Prints `ok CHECK`, or dies by an
+assertion.
 
-Every rank has the whole head, so it can compute what one rank gives, and compares its shard's results with that bit by bit.
+Every rank has the whole head, so it can compute what one rank gives, and compares its shard's results with that bit
+by bit.
 """
+
 import sys
 from datetime import timedelta
 
+import logitless
 import torch
 import torch.distributed as dist
 from conftest import Problem
-
-import logitless
 from logitless.torch import linear_cross_entropy, linear_logp
 
 RANK, SIZE = int(sys.argv[1]), int(sys.argv[2])
 
 
 def cuts(v, kind):
-    """Shard boundaries: equal, cut inside the kernels' tiles of 64, with an empty shard, or in the reverse order of ranks."""
+    """Shard boundaries: equal, cut inside the kernels' tiles of 64, with an empty shard, or in the reverse order of
+    ranks."""
     if kind == "equal":
         bounds = [v * r // SIZE for r in range(SIZE + 1)]
     elif kind == "empty":
@@ -40,16 +43,24 @@ def equal_on_ranks(what, t):
 
 def run(p, w, bias, **more):
     x = p.x.detach().clone().requires_grad_()
-    out = linear_cross_entropy(x, w, p.target, bias=bias, return_lse=True, return_entropy=True, return_argmax=True,
-                               **p.options, **more)
+    out = linear_cross_entropy(
+        x, w, p.target, bias=bias, return_lse=True, return_entropy=True, return_argmax=True, **p.options, **more
+    )
     rows = torch.linspace(0.5, -1, p.n)
-    ((out.loss if out.loss.dim() == 0 else (out.loss * rows).sum()) + (out.lse * rows.flip(0)).sum()
-     + (out.entropy * rows).sum()).backward()
+    (
+        (out.loss if out.loss.dim() == 0 else (out.loss * rows).sum())
+        + (out.lse * rows.flip(0)).sum()
+        + (out.entropy * rows).sum()
+    ).backward()
     return out, x.grad
 
 
 def check_shards(world):
-    for text in ("f32:n33:d16:v257:bias:ign", "f32:n20:d8:v300:cap4:ls0.1:zl0.001:cw:tw:none", "bf16:n70:d32:v1000:t0.7:sum"):
+    for text in (
+        "f32:n33:d16:v257:bias:ign",
+        "f32:n20:d8:v300:cap4:ls0.1:zl0.001:cw:tw:none",
+        "bf16:n70:d32:v1000:t0.7:sum",
+    ):
         for kind in ("equal", "uneven", "empty", "reverse"):
             p = Problem(text, "cpu")
             if kind == "equal" and p.v % SIZE:
@@ -66,7 +77,9 @@ def check_shards(world):
             if bias is not None:
                 bits(f"{text} {kind} grad_bias", bias.grad, p.bias.grad[first:end])
             equal_on_ranks("grad_x", grad_x)
-            assert torch.allclose(grad_x.double(), one_grad_x.double(), rtol=1e-2 if p.dtype != torch.float32 else 1e-5, atol=1e-5)
+            assert torch.allclose(
+                grad_x.double(), one_grad_x.double(), rtol=1e-2 if p.dtype != torch.float32 else 1e-5, atol=1e-5
+            )
 
 
 def check_modes(world):
@@ -110,8 +123,12 @@ def check_errors(world):
             assert sentence in str(error), f"rank {RANK}: {error}"
         else:
             raise AssertionError(f"rank {RANK}: no error where {sentence!r} was due")
-        bits("loss after an error", linear_cross_entropy(p.x.detach(), p.w.detach()[first:end], p.target, group=world,
-                                                         reduction="none"), want)
+        bits(
+            "loss after an error",
+            linear_cross_entropy(p.x.detach(), p.w.detach()[first:end], p.target, group=world, reduction="none"),
+            want,
+        )
+
     bad = p.target.clone()
     if RANK == SIZE - 1:
         bad[4] = 64
@@ -134,7 +151,7 @@ def check_groups(world):
     p = Problem("f32:n20:d8:v120", "cpu")
     p.x.data.mul_(1 + RANK % 2)
     one = linear_cross_entropy(p.x, p.w, p.target, reduction="none")
-    shard = p.w.detach()[120 // size * rank:120 // size * (rank + 1)]
+    shard = p.w.detach()[120 // size * rank : 120 // size * (rank + 1)]
     for _ in range(2):
         bits("loss of a subgroup", linear_cross_entropy(p.x, shard, p.target, group=mine, reduction="none"), one)
 
@@ -142,6 +159,7 @@ def check_groups(world):
 def check_adapters(world):
     """Who sums the gradient of hidden states, the caller or the callee, is a matter of each contract."""
     from logitless.adapters import deepspeed, megatron, verl
+
     p = Problem("f32:n24:d16:v120:ign", "cpu")
     first, end = cuts(p.v, "equal")[RANK]
     want = torch.autograd.grad(linear_cross_entropy(p.x, p.w, p.target, reduction="sum"), (p.x, p.w))
@@ -185,42 +203,61 @@ def check_logits(world):
     """cross_entropy over columns of logits: bits of one rank, DeepSpeed's and Megatron's losses, in place."""
     from logitless.adapters import deepspeed, megatron
     from logitless.torch import cross_entropy
+
     torch.manual_seed(0)  # the same logits on every rank
     z = torch.randn(30, 257).mul_(4).requires_grad_()
     y = torch.randint(0, 257, (30,))
     y[::4] = -100
-    for options in ({}, {"label_smoothing": 0.1, "softcap": 3.0, "temperature": 0.7}, {"reduction": "none", "z_loss": 0.01}):
+    for options in (
+        {},
+        {"label_smoothing": 0.1, "softcap": 3.0, "temperature": 0.7},
+        {"reduction": "none", "z_loss": 0.01},
+    ):
         one = cross_entropy(z, y, return_lse=True, return_entropy=True, return_argmax=True, **options)
         want = torch.autograd.grad(one.loss.sum() + one.entropy.sum(), z)[0]
         for kind in ("uneven", "empty", "reverse"):
             first, end = cuts(257, kind)[RANK]
             part = z.detach()[:, first:end].clone().requires_grad_()
-            out = cross_entropy(part, y, return_lse=True, return_entropy=True, return_argmax=True, group=world,
-                                vocab_start=first, vocab_size=257, **options)
+            out = cross_entropy(
+                part,
+                y,
+                return_lse=True,
+                return_entropy=True,
+                return_argmax=True,
+                group=world,
+                vocab_start=first,
+                vocab_size=257,
+                **options,
+            )
             for name in ("loss", "lse", "entropy", "argmax"):
                 bits(f"logits {kind} {name}", getattr(out, name), getattr(one, name))
             (out.loss.sum() + out.entropy.sum()).backward()
             bits(f"logits {kind} gradient", part.grad, want[:, first:end])
     first, end = cuts(257, "uneven")[RANK]
     held = z.detach()[:, first:end].clone()
-    loss = deepspeed.vocab_parallel_cross_entropy(held.requires_grad_(), y, tp_group=world, vocab_start_index=first,
-                                                  vocab_end_index=end, in_place=True)
+    loss = deepspeed.vocab_parallel_cross_entropy(
+        held.requires_grad_(), y, tp_group=world, vocab_start_index=first, vocab_end_index=end, in_place=True
+    )
     loss.backward()
     bits("in place", held.detach(), torch.autograd.grad(cross_entropy(z, y), z)[0][:, first:end])
     try:
-        deepspeed.vocab_parallel_cross_entropy(held, y, tp_group=world, vocab_start_index=first, vocab_end_index=end + (RANK == 0))
+        deepspeed.vocab_parallel_cross_entropy(
+            held, y, tp_group=world, vocab_start_index=first, vocab_end_index=end + (RANK == 0)
+        )
     except logitless.ArgumentError as error:
         assert "does not hold its shard" in str(error)
     else:
         raise AssertionError("bounds that do not fit were taken")
     rows = slice(16 // SIZE * RANK, 16 // SIZE * (RANK + 1))
-    gathered = deepspeed.vocab_parallel_cross_entropy(z.detach()[rows].requires_grad_(), y[rows], sp_group=world, reduction="none",
-                                                      gather_sequence_loss=True)
-    bits("gathered losses", gathered, cross_entropy(z, y, reduction="none")[:16 // SIZE * SIZE])
+    gathered = deepspeed.vocab_parallel_cross_entropy(
+        z.detach()[rows].requires_grad_(), y[rows], sp_group=world, reduction="none", gather_sequence_loss=True
+    )
+    bits("gathered losses", gathered, cross_entropy(z, y, reduction="none")[: 16 // SIZE * SIZE])
     even = torch.zeros(1, 1, 8)
     even[0, 0, 0] = 2  # B41: local means gave 0.816468 and 0.866468
-    loss = megatron.vocab_parallel_cross_entropy(even[..., 8 // SIZE * RANK:8 // SIZE * (RANK + 1)], torch.zeros(1, 1, dtype=torch.int64),
-                                                 0.1, world)
+    loss = megatron.vocab_parallel_cross_entropy(
+        even[..., 8 // SIZE * RANK : 8 // SIZE * (RANK + 1)], torch.zeros(1, 1, dtype=torch.int64), 0.1, world
+    )
     assert abs(loss.item() - 0.866468) < 1e-6
 
 
@@ -255,8 +292,9 @@ def check_dead_rank(world):
 
 def main():
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=RANK, world_size=SIZE,
-                            timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{sys.argv[3]}", rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
+    )
     for name in sys.argv[4:]:
         globals()[f"check_{name}"](dist.group.WORLD)
         if name != "dead_rank":

@@ -1,4 +1,6 @@
-"""The frameworks' contracts on one rank (group_worker.py has those of several), and against the real packages where installed."""
+"""The frameworks' contracts on one rank (group_worker.py has those of several), and against the real packages where
+installed."""
+
 import ast
 import importlib.util
 import inspect
@@ -7,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Problem, reference, relative
-
 from logitless.adapters import deepspeed, megatron, trl, verl
 
 
 def parameters_of(package, file, function, owner=None):
-    """Parameter names of a function in an installed package, read without importing it (most need a GPU's libraries)."""
+    """Parameter names of a function in an installed package, read without importing it (most need a GPU's
+    libraries)."""
     try:
         spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:
@@ -27,16 +29,42 @@ def parameters_of(package, file, function, owner=None):
     return [a.arg for a in found.args.args if a.arg != "ctx"]
 
 
-@pytest.mark.parametrize("ours, package, file, function, owner", [
-    (verl.linear_cross_entropy, "verl", "utils/kernel/linear_cross_entropy.py", "forward", "LinearCrossEntropy"),
-    (trl.chunked_logprob, "trl", "kernels/chunked_logprob.py", "forward", "ChunkedLogProbFunction"),
-    (deepspeed.vocab_parallel_linear_cross_entropy, "deepspeed", "sequence/linear_cross_entropy.py",
-     "vocab_parallel_linear_cross_entropy", None),
-    (deepspeed.vocab_parallel_cross_entropy, "deepspeed", "sequence/cross_entropy.py", "vocab_parallel_cross_entropy", None),
-    (deepspeed.configure_vocab_parallel_loss, "deepspeed", "sequence/cross_entropy.py", "configure_vocab_parallel_loss", None),
-    (megatron.fused_vocab_parallel_cross_entropy, "megatron", "core/fusions/fused_cross_entropy.py",
-     "fused_vocab_parallel_cross_entropy", None),
-], ids=["verl", "trl", "deepspeed linear", "deepspeed", "deepspeed configure", "megatron"])
+@pytest.mark.parametrize(
+    "ours, package, file, function, owner",
+    [
+        (verl.linear_cross_entropy, "verl", "utils/kernel/linear_cross_entropy.py", "forward", "LinearCrossEntropy"),
+        (trl.chunked_logprob, "trl", "kernels/chunked_logprob.py", "forward", "ChunkedLogProbFunction"),
+        (
+            deepspeed.vocab_parallel_linear_cross_entropy,
+            "deepspeed",
+            "sequence/linear_cross_entropy.py",
+            "vocab_parallel_linear_cross_entropy",
+            None,
+        ),
+        (
+            deepspeed.vocab_parallel_cross_entropy,
+            "deepspeed",
+            "sequence/cross_entropy.py",
+            "vocab_parallel_cross_entropy",
+            None,
+        ),
+        (
+            deepspeed.configure_vocab_parallel_loss,
+            "deepspeed",
+            "sequence/cross_entropy.py",
+            "configure_vocab_parallel_loss",
+            None,
+        ),
+        (
+            megatron.fused_vocab_parallel_cross_entropy,
+            "megatron",
+            "core/fusions/fused_cross_entropy.py",
+            "fused_vocab_parallel_cross_entropy",
+            None,
+        ),
+    ],
+    ids=["verl", "trl", "deepspeed linear", "deepspeed", "deepspeed configure", "megatron"],
+)
 def test_signatures_are_theirs(ours, package, file, function, owner):
     theirs = parameters_of(package, file, function, owner)
     mine = [p.name for p in inspect.signature(ours).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -104,8 +132,9 @@ def test_trl_trainers_use_it():
     transformers = pytest.importorskip("transformers")
     if not hasattr(utils, "_ChunkedLogProbFunction"):
         pytest.skip("this TRL has no fused head")
-    config = transformers.LlamaConfig(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
-                                      num_attention_heads=4)
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
     model = transformers.LlamaForCausalLM(config)
     utils.add_fused_lm_head(model, temperature=0.9, outputs=("log_probs", "entropy", "is_top1"))
     ids = torch.randint(3, 97, (2, 12))
@@ -118,7 +147,9 @@ def test_trl_trainers_use_it():
         model.zero_grad()
         out = model(input_ids=ids, labels=labels, fused_lm_head=True)
         (out.loss - 0.01 * out.entropy.sum()).backward()
-        found.append([out.loss, out.log_probs, out.entropy, out.is_top1.float(), *(p.grad.clone() for p in model.parameters())])
+        found.append(
+            [out.loss, out.log_probs, out.entropy, out.is_top1.float(), *(p.grad.clone() for p in model.parameters())]
+        )
     utils._ChunkedLogProbFunction = before
     for theirs, ours in zip(*found):
         assert relative(ours, theirs) < 1e-5
@@ -141,9 +172,13 @@ def test_deepspeed_one_rank(reduction, device):
 def test_deepspeed_refusals_and_nothing_valid(device):
     p = Problem("f32:n6:d16:v60", device)
     call = deepspeed.vocab_parallel_linear_cross_entropy
-    for more, sentence in (({"reduction": "avg"}, "avg"), ({"vocab_start_index": 0}, "together"), ({"chunk_size": 0}, "chunk_size"),
-                           ({"vocab_start_index": 0, "vocab_end_index": 59}, "does not hold 60 rows"),
-                           ({"vocab_start_index": 1, "vocab_end_index": 61}, "shard|v_begin|v_local")):
+    for more, sentence in (
+        ({"reduction": "avg"}, "avg"),
+        ({"vocab_start_index": 0}, "together"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"vocab_start_index": 0, "vocab_end_index": 59}, "does not hold its shard"),
+        ({"vocab_start_index": 1, "vocab_end_index": 61}, "shard|v_begin|v_local"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             call(p.x, p.w, p.target, **more)
     loss = call(p.x, p.w, torch.full_like(p.target, -100))
@@ -167,7 +202,9 @@ def test_deepspeeds_own_loss_over_logits_agrees():
             assert relative(found[1][0], found[0][0]) < 1e-6
             assert relative(found[1][1], found[0][1]) < (1e-5 if dtype == torch.float32 else 4e-3)
         for more in ({"labels": y}, {"shift_labels": y}, {"labels": y, "num_items_in_batch": 30}):
-            mine, other = (module.VocabParallelCausalLMLoss()(logits=z, vocab_size=v, **more) for module in (deepspeed, theirs))
+            mine, other = (
+                module.VocabParallelCausalLMLoss()(logits=z, vocab_size=v, **more) for module in (deepspeed, theirs)
+            )
             assert relative(mine, other) < 1e-6
     with pytest.raises(ValueError, match="labels"):
         deepspeed.VocabParallelCausalLMLoss()(z)
@@ -175,21 +212,28 @@ def test_deepspeeds_own_loss_over_logits_agrees():
     loss(z, y)
     with pytest.raises(RuntimeError, match="shard changed"):
         loss(z[..., :30], y.clamp(max=29))
-    for more, sentence in (({"backend": "fast"}, "fast"), ({"gather_sequence_loss": True}, "gather_sequence_loss"),
-                           ({"global_vocab_size": 35}, "global_vocab_size")):
+    for more, sentence in (
+        ({"backend": "fast"}, "fast"),
+        ({"gather_sequence_loss": True}, "gather_sequence_loss"),
+        ({"global_vocab_size": 35}, "global_vocab_size"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             deepspeed.vocab_parallel_cross_entropy(z, y, **more)
 
 
 def test_deepspeeds_hook_on_a_model():
     transformers = pytest.importorskip("transformers")
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=35, hidden_size=16, intermediate_size=16,
-                                                                   num_hidden_layers=1, num_attention_heads=2))
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=35, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
     ids = torch.randint(0, 35, (2, 8))
     want = model(input_ids=ids, labels=ids).loss
 
     class Head:
         mp_group, vocab_start_index, vocab_end_index = None, 0, 35
+
     deepspeed.configure_vocab_parallel_loss(model, Head)
     assert torch.allclose(model(input_ids=ids, labels=ids).loss, want, rtol=1e-6)
     assert model._deepspeed_original_loss_function is not model.loss_function
@@ -216,7 +260,9 @@ def test_megatrons_losses_over_logits():
 
 
 def test_deepspeeds_own_function_agrees():
-    theirs = pytest.importorskip("deepspeed.sequence.linear_cross_entropy", reason="DeepSpeed is not installed, or older")
+    theirs = pytest.importorskip(
+        "deepspeed.sequence.linear_cross_entropy", reason="DeepSpeed is not installed, or older"
+    )
     p = Problem("f32:n24:d16:v60:bias:ign", "cpu")
     for reduction in ("none", "sum", "mean"):
         for call in (theirs.vocab_parallel_linear_cross_entropy, deepspeed.vocab_parallel_linear_cross_entropy):

@@ -1,10 +1,10 @@
 """logitless.LinearCE over NumPy, JAX, CuPy and PyTorch arrays; errors; the cache of plans."""
+
 import threading
 
+import logitless
 import numpy as np
 import pytest
-
-import logitless
 from logitless import _ffi
 
 
@@ -25,7 +25,12 @@ def float64(x, w, y, b):
     at = np.where(y == -100, 0, y)
     dz = p.copy()
     dz[np.arange(len(y)), at] -= 1
-    return (lse - z[np.arange(len(y)), at]) * keep, lse * keep, (lse - (p * z).sum(1)) * keep, dz * keep[:, None] / keep.sum()
+    return (
+        (lse - z[np.arange(len(y)), at]) * keep,
+        lse * keep,
+        (lse - (p * z).sum(1)) * keep,
+        dz * keep[:, None] / keep.sum(),
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -76,7 +81,9 @@ def test_torch_tensors(device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")
     x, w, y, b = problem()
-    out = logitless.LinearCE().forward(*(torch.tensor(t, device=device) for t in (x, w, y)), bias=torch.tensor(b, device=device))
+    out = logitless.LinearCE().forward(
+        *(torch.tensor(t, device=device) for t in (x, w, y)), bias=torch.tensor(b, device=device)
+    )
     assert out.loss.device.type == device and abs(out.loss.item() - float64(x, w, y, b)[0].sum() / 6) < 1e-5
 
 
@@ -100,8 +107,13 @@ def test_errors_are_one_type_with_the_librarys_sentence():
     with pytest.raises(logitless.Error) as caught:
         logitless.LinearCE(workspace_budget_bytes=1).forward(x, w, problem()[2])
     assert caught.value.status == "LL_STATUS_WORKSPACE" and not isinstance(caught.value, ValueError)
-    for bad, sentence in (((x.astype(np.float64), w, y), "float64"), ((x[0], w, y), "dimensions"), (([1.0], w, y), "DLPack"),
-                          ((x, w[:, :8], y), "w has shape"), ((x, w, y[:3]), "target")):
+    for bad, sentence in (
+        ((x.astype(np.float64), w, y), "float64"),
+        ((x[0], w, y), "dimensions"),
+        (([1.0], w, y), "DLPack"),
+        ((x, w[:, :8], y), "w has shape"),
+        ((x, w, y[:3]), "target"),
+    ):
         with pytest.raises(ValueError, match=sentence):
             logitless.LinearCE().forward(*bad)
     with pytest.raises(ValueError, match="token_weight has 3 elements, want 7"):
@@ -122,7 +134,9 @@ def test_the_cache_is_bounded_and_evicts_the_oldest():
         def make():
             made.append(v)
             return _ffi.Plan(_ffi.PlanDesc(_ffi.CPU, 0, 64, 8, 0, v, v, 1, 1, n_threads=1))
+
         return cache.get(v, make)
+
     first = plan(10)
     assert plan(11) is plan(11) and plan(10) is first
     plan(12)  # 11 was used before 10
@@ -159,6 +173,7 @@ def test_threads_share_plans():
                     faults.append("other bits")
         except Exception as error:  # noqa: BLE001
             faults.append(error)
+
     threads = [threading.Thread(target=work) for _ in range(8)]
     for t in threads:
         t.start()

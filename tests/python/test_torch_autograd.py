@@ -1,9 +1,9 @@
 """What autograd asks of the functions: retained graphs, frozen operands, accumulation, autocast, refusals."""
+
+import logitless
 import pytest
 import torch
 from conftest import Problem, reference, relative
-
-import logitless
 from logitless.torch import linear_cross_entropy, linear_logp
 
 
@@ -26,8 +26,9 @@ def test_a_second_backward_is_the_first_times_its_upstream(mode, dtype, device):
 def test_a_narrow_gradient_is_scaled_in_f32(device):
     p = Problem("bf16:n33:d16:v70", device)
     one = torch.autograd.grad(linear_cross_entropy(p.x, p.w, p.target, mode="one_pass"), p.w)[0]
-    third = torch.autograd.grad(linear_cross_entropy(p.x, p.w, p.target, mode="one_pass"), p.w,
-                                torch.tensor(1 / 3, device=device))[0]
+    third = torch.autograd.grad(
+        linear_cross_entropy(p.x, p.w, p.target, mode="one_pass"), p.w, torch.tensor(1 / 3, device=device)
+    )[0]
     assert torch.equal(third, (one.float() * torch.tensor(1 / 3)).bfloat16())
 
 
@@ -79,8 +80,10 @@ def test_main_grad_is_added_to_in_f32(dtype, device):
     p = Problem(f"{dtype}:n60:d16:v70:ign", device)
     main = torch.full(p.w.shape, 0.5, device=device)
     # Two micro-batches, both forwards done before the first backward.
-    losses = [linear_cross_entropy(p.x[part], p.w, p.target[part], reduction="sum", main_grad=main)
-              for part in (slice(0, 25), slice(25, 60))]
+    losses = [
+        linear_cross_entropy(p.x[part], p.w, p.target[part], reduction="sum", main_grad=main)
+        for part in (slice(0, 25), slice(25, 60))
+    ]
     for loss in losses:
         loss.backward()
     assert p.w.grad is None and p.x.grad is not None
@@ -111,8 +114,10 @@ def test_gradient_accumulation_with_the_callers_count(device):
     p = Problem("f32:n4:d8:v20", device)
     whole = linear_cross_entropy(p.x, p.w, p.target)
     want = torch.autograd.grad(whole, p.w)[0]
-    parts = [linear_cross_entropy(p.x[s], p.w, p.target[s], normalizer=n)
-             for s, n in ((slice(0, 1), 4), (slice(1, 4), torch.tensor(4)))]
+    parts = [
+        linear_cross_entropy(p.x[s], p.w, p.target[s], normalizer=n)
+        for s, n in ((slice(0, 1), 4), (slice(1, 4), torch.tensor(4)))
+    ]
     assert torch.allclose(sum(parts), whole, rtol=1e-6)
     assert relative(sum(torch.autograd.grad(part, p.w)[0] for part in parts), want) < 1e-6
 

@@ -2,13 +2,13 @@
 
 The numbers (B24, ...) name public reports; tests/faults holds those that concern the library itself.
 """
+
 import gc
 import math
 
+import logitless
 import pytest
 import torch
-
-import logitless
 from logitless.torch import linear_cross_entropy, linear_logp
 
 
@@ -19,7 +19,7 @@ def exact(rows, device, dtype=torch.float32):
     w = torch.zeros(z.shape[1], 64, dtype=dtype, device=device)
     for k in range(len(rows)):
         x[k, k] = 1
-    w[:, :len(rows)] = z.T
+    w[:, : len(rows)] = z.T
     return x.requires_grad_(), w.requires_grad_()
 
 
@@ -28,7 +28,7 @@ def ids(*values, device="cpu"):
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("bad", [8, -1, -4, -2**31])
+@pytest.mark.parametrize("bad", [8, -1, -4, -(2**31)])
 def test_b24_b25_bad_targets(reduction, bad, device):
     x, w = torch.randn(3, 16, device=device), torch.randn(8, 16, device=device)
     y = ids(2, bad, 5, device=device)
@@ -97,7 +97,12 @@ def test_b47_temperature_reaches_value_and_gradient(device):
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, 1e-45, math.inf])
 def test_b48_bad_temperature(temperature, device):
     with pytest.raises(ValueError, match="temperature"):
-        linear_cross_entropy(torch.zeros(1, 8, device=device), torch.zeros(2, 8, device=device), ids(0, device=device), temperature=temperature)
+        linear_cross_entropy(
+            torch.zeros(1, 8, device=device),
+            torch.zeros(2, 8, device=device),
+            ids(0, device=device),
+            temperature=temperature,
+        )
 
 
 def test_b51_b52_confident_tokens(device):
@@ -129,6 +134,7 @@ def test_b65_a_frozen_head_gets_no_gradient_memory(device):
         made = original(*args, **kwargs)
         sizes.append(made.numel() * made.element_size())
         return made
+
     torch.empty = counting
     try:
         linear_cross_entropy(x, w, ids(1, 2, 3, 4, device=device)).backward()
@@ -158,28 +164,36 @@ def test_b82_masked_columns_leave_entropy_and_gradient_finite(device):
     assert torch.allclose(w.grad[:, 0].cpu(), torch.tensor([0.196612, -0.196612, 0.0]), atol=1e-6)
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ({"reduction": "avg"}, "reduction is 'avg'"),
-    ({"smoothing_rule": "none"}, "smoothing_rule is 'none'"),
-    ({"mode": "fast"}, "mode is 'fast'"),
-    ({"softcap": -1.0}, "softcap"),
-    ({"label_smoothing": 1.5}, "label_smoothing"),
-    ({"normalizer": 0.0}, "divisor"),
-    ({"normalizer": 2.0, "reduction": "sum"}, "normalizer"),
-    ({"shift": -1}, "shift is -1"),
-    ({"vocab_size": 0}, "v_total"),
-    ({"vocab_start": 3}, "shard|v_begin"),
-    ({"class_weight": torch.ones(3)}, "class_weight has 3 elements, want 9"),
-    ({"token_weight": torch.ones(4)}, "token_weight has 4 elements, want 3"),
-    ({"bias": torch.ones(4)}, r"bias is \[4\], want \[9\]"),
-    ({"target": torch.zeros(4, dtype=torch.int64)}, r"target is \[4\]"),
-    ({"target": torch.zeros(3)}, "dtype is torch.float32"),
-    ({"w": torch.zeros(9, 15)}, "x and w"),
-    ({"w": torch.zeros(9, 16, dtype=torch.float64)}, "float64"),
-    ({"main_grad": torch.zeros(9, 16), "mode": "one_pass"}, "one_pass"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ({"reduction": "avg"}, "reduction is 'avg'"),
+        ({"smoothing_rule": "none"}, "smoothing_rule is 'none'"),
+        ({"mode": "fast"}, "mode is 'fast'"),
+        ({"softcap": -1.0}, "softcap"),
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"normalizer": 0.0}, "divisor"),
+        ({"normalizer": 2.0, "reduction": "sum"}, "normalizer"),
+        ({"shift": -1}, "shift is -1"),
+        ({"vocab_size": 0}, "v_total"),
+        ({"vocab_start": 3}, "shard|v_begin"),
+        ({"class_weight": torch.ones(3)}, "class_weight has 3 elements, want 9"),
+        ({"token_weight": torch.ones(4)}, "token_weight has 4 elements, want 3"),
+        ({"bias": torch.ones(4)}, r"bias is \[4\], want \[9\]"),
+        ({"target": torch.zeros(4, dtype=torch.int64)}, r"target is \[4\]"),
+        ({"target": torch.zeros(3)}, "dtype is torch.float32"),
+        ({"w": torch.zeros(9, 15)}, "x and w"),
+        ({"w": torch.zeros(9, 16, dtype=torch.float64)}, "float64"),
+        ({"main_grad": torch.zeros(9, 16), "mode": "one_pass"}, "one_pass"),
+    ],
+)
 def test_bad_arguments_are_one_sentence(change, sentence):
-    call = {"x": torch.zeros(3, 16, requires_grad=True), "w": torch.zeros(9, 16), "target": torch.zeros(3, dtype=torch.int64), **change}
+    call = {
+        "x": torch.zeros(3, 16, requires_grad=True),
+        "w": torch.zeros(9, 16),
+        "target": torch.zeros(3, dtype=torch.int64),
+        **change,
+    }
     with pytest.raises(ValueError, match=sentence) as caught:
         linear_cross_entropy(call.pop("x"), call.pop("w"), call.pop("target"), **call)
     assert isinstance(caught.value, logitless.Error) and caught.value.status == "LL_STATUS_INVALID_ARG"

@@ -1,4 +1,6 @@
-"""The vocabulary over the processes of a torch.distributed group (Gloo): what each rank checks stands in group_worker.py."""
+"""The vocabulary over the processes of a torch.distributed group (Gloo): what each rank checks stands in
+group_worker.py."""
+
 import os
 import subprocess
 import sys
@@ -7,8 +9,10 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CHECKS = {2: ["shards", "modes", "no_group_is_one_rank", "errors", "adapters", "logits", "compiled", "dead_rank"],
-          4: ["shards", "modes", "errors", "adapters", "logits", "groups"]}
+CHECKS = {
+    2: ["shards", "modes", "no_group_is_one_rank", "errors", "adapters", "logits", "compiled", "dead_rank"],
+    4: ["shards", "modes", "errors", "adapters", "logits", "groups"],
+}
 
 
 PAIRS = [(size, check) for size, checks in CHECKS.items() for check in checks]
@@ -23,15 +27,23 @@ def outputs_of(tmp_path_factory):
         if size not in known:
             meeting = tmp_path_factory.mktemp("group") / "meeting"
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-            processes = [subprocess.Popen([sys.executable, HERE / "group_worker.py", str(rank), str(size), meeting, *CHECKS[size]],
-                                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-                         for rank in range(size)]
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, HERE / "group_worker.py", str(rank), str(size), meeting, *CHECKS[size]],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+                for rank in range(size)
+            ]
             try:
                 known[size] = [process.communicate(timeout=240) for process in processes]
             finally:
                 for process in processes:
                     process.kill()
         return known[size]
+
     return run
 
 

@@ -1,15 +1,16 @@
 """cross_entropy over given logits, against float64 and against the fused head; the gradient in the logits' place."""
+
+import logitless
 import pytest
 import torch
 from conftest import Problem, reference, relative
+from logitless.torch import CrossEntropyLoss, cross_entropy, linear_cross_entropy, vocab_parallel_cross_entropy
 from test_torch_loss import PROBLEMS
 
-import logitless
-from logitless.torch import CrossEntropyLoss, cross_entropy, linear_cross_entropy, vocab_parallel_cross_entropy
 
-
-
-@pytest.fixture(params=["cpu"] + (["cuda"] if any(k.name == "ce_cuda" and not k.why_not for k in logitless.kernels()) else []))
+@pytest.fixture(
+    params=["cpu"] + (["cuda"] if any(k.name == "ce_cuda" and not k.why_not for k in logitless.kernels()) else [])
+)
 def device(request):
     return request.param
 
@@ -34,17 +35,31 @@ def test_against_float64(text, mode, device):
             cross_entropy(z, p.target, mode=mode, **p.options)
         return
     before = z.detach().clone()
-    out = cross_entropy(z, p.target, mode=mode, return_lse=True, return_entropy=True, return_z_loss=True,
-                        return_argmax=True, **p.options)
+    out = cross_entropy(
+        z,
+        p.target,
+        mode=mode,
+        return_lse=True,
+        return_entropy=True,
+        return_z_loss=True,
+        return_argmax=True,
+        **p.options,
+    )
     exact = z.detach().double().requires_grad_()
     loss, lse, entropy = reference(exact, eye(p.v, device), None, p.target, **p.options)
     assert relative(out.loss, loss) < 2e-6
     assert (out.lse - lse).abs().max() < 5e-7 * (1 + lse.abs().max()) and (out.entropy - entropy).abs().max() < 5e-6
-    up = torch.linspace(-1, 2, out.loss.numel(), device=device).reshape(out.loss.shape) if out.loss.dim() else torch.tensor(1.5, device=device)
+    up = (
+        torch.linspace(-1, 2, out.loss.numel(), device=device).reshape(out.loss.shape)
+        if out.loss.dim()
+        else torch.tensor(1.5, device=device)
+    )
     rows = torch.linspace(0.5, -1, p.n, device=device)
     for ups in ((up,), (up, rows, rows.flip(0))):
-        found = torch.autograd.grad((out.loss, out.lse, out.entropy)[:len(ups)], z, ups, retain_graph=True)[0]
-        want = torch.autograd.grad((loss, lse, entropy)[:len(ups)], exact, [u.double() for u in ups], retain_graph=True)[0]
+        found = torch.autograd.grad((out.loss, out.lse, out.entropy)[: len(ups)], z, ups, retain_graph=True)[0]
+        want = torch.autograd.grad(
+            (loss, lse, entropy)[: len(ups)], exact, [u.double() for u in ups], retain_graph=True
+        )[0]
         if want.norm() > 1e-12:
             assert relative(found, want) < {torch.float32: 2e-6, torch.bfloat16: 6e-3, torch.float16: 8e-4}[p.dtype]
     assert torch.equal(z, before), "the logits changed"
@@ -65,7 +80,9 @@ def test_equal_logits_give_the_bits_of_the_fused_head():
 def test_in_place(mode, dtype, device):
     p = Problem(f"{dtype}:n33:d16:v70:ign", device)
     hidden = logits_of(p)
-    want = torch.autograd.grad(cross_entropy(hidden * 1, p.target, mode=mode), hidden, torch.tensor(3.0, device=device))[0]
+    want = torch.autograd.grad(
+        cross_entropy(hidden * 1, p.target, mode=mode), hidden, torch.tensor(3.0, device=device)
+    )[0]
     z = hidden * 1
     loss = cross_entropy(z, p.target, in_place=True, mode=mode)
     found = []
@@ -102,7 +119,9 @@ def test_repeats_slices_and_modules(device):
     assert relative(torch.autograd.grad(loss, z, torch.tensor(2.0, device=device))[0], 2 * first) < 1e-6
     wide = torch.full((24, 47), 1e30, device=device)
     wide[:, :40] = z.detach()
-    assert torch.equal(cross_entropy(wide[:, :40], p.target), loss) and torch.equal(cross_entropy(wide, p.target, vocab_size=40), loss)
+    assert torch.equal(cross_entropy(wide[:, :40], p.target), loss) and torch.equal(
+        cross_entropy(wide, p.target, vocab_size=40), loss
+    )
     assert torch.equal(CrossEntropyLoss()(z.view(2, 12, 40), p.target.view(2, 12)), loss)
     assert torch.equal(vocab_parallel_cross_entropy(z, p.target, None), loss)
     shifted = cross_entropy(z.view(2, 12, 40), p.target.view(2, 12), shift=True, reduction="none")
@@ -122,14 +141,18 @@ def test_compiled_and_opcheck(device):
     def step(z, y):
         out = cross_entropy(z * 2, y, label_smoothing=0.1, return_entropy=True)
         return out.loss + out.entropy.sum()
+
     results = []
     for run in (step, torch.compile(step, fullgraph=True)):
         loss = run(z, p.target)
         results.append((loss, torch.autograd.grad(loss, z)[0]))
     assert torch.allclose(results[0][0], results[1][0]) and relative(results[1][1], results[0][1]) < 1e-6
-    from logitless.torch import _ops
-    o = _ops.Options(-100, 1.0, 0.0, 0.1, 1e-3, 0, 0, 0, 0, 33, "", 0, 0, 0)
+    from logitless.torch import _base
+
+    o = _base.Options(-100, 1.0, 0.0, 0.1, 1e-3, 0, 0, 0, 0, 33, "", 0, 0, 0)
     for outputs in (0, 31):
-        torch.library.opcheck(torch.ops.logitless.ce_forward.default, (z, p.target, None, None, None, *o._replace(outputs=outputs)))
+        torch.library.opcheck(
+            torch.ops.logitless.ce_forward.default, (z, p.target, None, None, None, *o._replace(outputs=outputs))
+        )
     with pytest.raises(Exception, match="eager"):
         torch.compile(lambda z: cross_entropy(z, p.target, in_place=True), fullgraph=True)(z)

@@ -1,18 +1,32 @@
 """linear_cross_entropy against float64 torch: every option, alone and together, values and gradients."""
+
 import pytest
 import torch
 from conftest import GRAD_BOUND, Problem, reference, relative
-
 from logitless.torch import LinearCrossEntropyLoss, LinearLogProbs, linear_cross_entropy, linear_logp
 
 PROBLEMS = [
-    "f32:n1:d8:v1", "f32:n1:d1:v2", "f32:n33:d64:v257", "f32:n70:d33:v1031:bias:ign",
-    "f32:n17:d16:v65:t0.5", "f32:n17:d16:v65:cap2", "f32:n17:d16:v65:ls0.1", "f32:n17:d16:v65:ls0.1:others",
-    "f32:n17:d16:v65:zl0.01", "f32:n17:d16:v65:cw:ign", "f32:n17:d16:v65:tw:ign", "f32:n17:d16:v65:scaled:ign",
-    "f32:n17:d16:v65:norm40:ign", "f32:n17:d16:v65:sum:ign", "f32:n17:d16:v65:none:ign",
+    "f32:n1:d8:v1",
+    "f32:n1:d1:v2",
+    "f32:n33:d64:v257",
+    "f32:n70:d33:v1031:bias:ign",
+    "f32:n17:d16:v65:t0.5",
+    "f32:n17:d16:v65:cap2",
+    "f32:n17:d16:v65:ls0.1",
+    "f32:n17:d16:v65:ls0.1:others",
+    "f32:n17:d16:v65:zl0.01",
+    "f32:n17:d16:v65:cw:ign",
+    "f32:n17:d16:v65:tw:ign",
+    "f32:n17:d16:v65:scaled:ign",
+    "f32:n17:d16:v65:norm40:ign",
+    "f32:n17:d16:v65:sum:ign",
+    "f32:n17:d16:v65:none:ign",
     "f32:n50:d24:v300:bias:t0.7:cap4:ls0.1:zl0.001:cw:tw:scaled:ign:none",
     "f32:n50:d24:v300:bias:t0.7:cap4:ls0.1:others:zl0.001:cw:tw:ign:sum",
-    "bf16:n33:d64:v257:bias:ign", "bf16:n40:d32:v500:cap4:ls0.1:none", "f16:n33:d64:v257:ign", "f16:n40:d32:v500:t0.7:sum",
+    "bf16:n33:d64:v257:bias:ign",
+    "bf16:n40:d32:v500:cap4:ls0.1:none",
+    "f16:n33:d64:v257:ign",
+    "f16:n40:d32:v500:t0.7:sum",
 ]
 
 
@@ -24,8 +38,18 @@ def test_against_float64(text, mode, device):
         with pytest.raises(ValueError, match="one_pass"):
             linear_cross_entropy(p.x, p.w, p.target, bias=p.bias, mode=mode, **p.options)
         return
-    out = linear_cross_entropy(p.x, p.w, p.target, bias=p.bias, mode=mode, return_lse=True, return_entropy=True,
-                               return_z_loss=True, return_argmax=True, **p.options)
+    out = linear_cross_entropy(
+        p.x,
+        p.w,
+        p.target,
+        bias=p.bias,
+        mode=mode,
+        return_lse=True,
+        return_entropy=True,
+        return_z_loss=True,
+        return_argmax=True,
+        **p.options,
+    )
     operands = p.double()
     loss, lse, entropy = reference(*operands, p.target, **p.options)
     # The logits themselves are f32 sums of n_hidden products: their error is part of every result.
@@ -36,13 +60,25 @@ def test_against_float64(text, mode, device):
     assert ((out.argmax == -1) == (p.target == -100)).all()
 
     # Any upstream: of the loss alone, then of everything, with weights that differ between tokens.
-    up = torch.linspace(-1, 2, out.loss.numel(), device=device).reshape(out.loss.shape) if out.loss.dim() else torch.tensor(1.5, device=device)
+    up = (
+        torch.linspace(-1, 2, out.loss.numel(), device=device).reshape(out.loss.shape)
+        if out.loss.dim()
+        else torch.tensor(1.5, device=device)
+    )
     rows = torch.linspace(0.5, -1, p.n, device=device)
     for ups in ((up, None, None), (up, rows, rows.flip(0))):
-        grads = torch.autograd.grad((out.loss, out.lse, out.entropy)[:1 if ups[1] is None else 3], p.leaves(),
-                                    [u for u in ups if u is not None], retain_graph=True)
-        wanted = torch.autograd.grad((loss, lse, entropy)[:1 if ups[1] is None else 3], [t for t in operands if t is not None],
-                                     [u.double() for u in ups if u is not None], retain_graph=True)
+        grads = torch.autograd.grad(
+            (out.loss, out.lse, out.entropy)[: 1 if ups[1] is None else 3],
+            p.leaves(),
+            [u for u in ups if u is not None],
+            retain_graph=True,
+        )
+        wanted = torch.autograd.grad(
+            (loss, lse, entropy)[: 1 if ups[1] is None else 3],
+            [t for t in operands if t is not None],
+            [u.double() for u in ups if u is not None],
+            retain_graph=True,
+        )
         for name, found, want in zip(("x", "w", "bias"), grads, wanted):
             if want.norm() > 1e-12:
                 assert relative(found, want) < 3 * GRAD_BOUND[p.dtype], f"{text} grad_{name}"
@@ -82,9 +118,13 @@ def test_logp_is_minus_nll_and_differentiable(device):
 def test_modules_hold_options(device):
     p = Problem("f32:n20:d16:v99:bias", device)
     module = LinearCrossEntropyLoss(softcap=3.0, reduction="sum")
-    assert torch.equal(module(p.x, p.w, p.target, p.bias),
-                       linear_cross_entropy(p.x, p.w, p.target, bias=p.bias, softcap=3.0, reduction="sum"))
-    assert torch.equal(module(p.x, p.w, p.target, reduction="mean"), linear_cross_entropy(p.x, p.w, p.target, softcap=3.0))
+    assert torch.equal(
+        module(p.x, p.w, p.target, p.bias),
+        linear_cross_entropy(p.x, p.w, p.target, bias=p.bias, softcap=3.0, reduction="sum"),
+    )
+    assert torch.equal(
+        module(p.x, p.w, p.target, reduction="mean"), linear_cross_entropy(p.x, p.w, p.target, softcap=3.0)
+    )
     assert "softcap=3.0" in repr(module)
     logp, entropy = LinearLogProbs(temperature=2.0, entropy=True)(p.x, p.w, p.target)
     assert logp.shape == entropy.shape == (20,)
@@ -109,7 +149,9 @@ def test_dtypes_of_targets_and_layouts_that_are_not_contiguous(device):
         wanted = plain if got.dim() == 1 else plain.view(12, 2).T
         assert torch.equal(got, wanted), name
     same_row = p.x.detach()[:1].expand(24, 16)
-    assert torch.equal(linear_cross_entropy(same_row, p.w, p.target[:1].expand(24), reduction="none"), plain[:1].expand(24))
+    assert torch.equal(
+        linear_cross_entropy(same_row, p.w, p.target[:1].expand(24), reduction="none"), plain[:1].expand(24)
+    )
 
 
 def test_padded_vocabulary_takes_no_part(device):
@@ -126,7 +168,13 @@ def test_a_token_has_the_same_bits_in_any_batch(device):
     whole = linear_cross_entropy(p.x, p.w, p.target, reduction="none", return_lse=True, return_entropy=True)
     for n in (1, 2, 17, 64, 128):
         for start in (0, 100, 257 - n):
-            part = linear_cross_entropy(p.x[start:start + n], p.w, p.target[start:start + n], reduction="none",
-                                        return_lse=True, return_entropy=True)
+            part = linear_cross_entropy(
+                p.x[start : start + n],
+                p.w,
+                p.target[start : start + n],
+                reduction="none",
+                return_lse=True,
+                return_entropy=True,
+            )
             for a, b in zip(part[:3], whole[:3]):
-                assert torch.equal(a, b[start:start + n])
+                assert torch.equal(a, b[start : start + n])

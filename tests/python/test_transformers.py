@@ -1,4 +1,5 @@
 """fuse_lm_head on tiny models of random weights: training steps equal the unpatched model's, and no logits are held."""
+
 import copy
 
 import pytest
@@ -10,14 +11,38 @@ transformers = pytest.importorskip("transformers", reason="Transformers is not i
 from logitless.adapters.transformers import fuse_lm_head, unfuse_lm_head  # noqa: E402
 
 V = 97
-TINY = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+TINY = dict(
+    vocab_size=V,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=2,
+)
 GPT2 = dict(n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 FAMILIES = {
-    "llama": {}, "qwen2": {}, "qwen3": {}, "mistral": {}, "olmo2": {}, "phi": {}, "phi3": {}, "gpt_neox": {},
-    "gpt2": GPT2, "gptj": {**GPT2, "rotary_dim": 4}, "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0},
-    "gemma": {}, "gemma2": {"final_logit_softcapping": 3.0}, "gemma3_text": {"final_logit_softcapping": 3.0},
-    "cohere": {"logit_scale": 0.25}, "granite": {"logits_scaling": 4.0}, "llama, tied": {"tie_word_embeddings": True},
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "mistral": {},
+    "olmo2": {},
+    "phi": {},
+    "phi3": {},
+    "gpt_neox": {},
+    "gpt2": GPT2,
+    "gptj": {**GPT2, "rotary_dim": 4},
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0},
+    "gemma": {},
+    "gemma2": {"final_logit_softcapping": 3.0},
+    "gemma3_text": {"final_logit_softcapping": 3.0},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 4.0},
+    "llama, tied": {"tie_word_embeddings": True},
     "mixtral": {},
 }
 
@@ -135,7 +160,9 @@ def test_options_reach_the_loss():
     model = tiny("llama")
     ids, labels = next(batches(1))
     plain = model(input_ids=ids, labels=labels)
-    smoothed = torch.nn.functional.cross_entropy(plain.logits[:, :-1].reshape(-1, V), labels[:, 1:].reshape(-1), label_smoothing=0.1)
+    smoothed = torch.nn.functional.cross_entropy(
+        plain.logits[:, :-1].reshape(-1, V), labels[:, 1:].reshape(-1), label_smoothing=0.1
+    )
     assert torch.allclose(fuse_lm_head(model, label_smoothing=0.1)(input_ids=ids, labels=labels).loss, smoothed)
 
 

@@ -1,4 +1,5 @@
 """Gradients and sums across ranks, as the frameworks' contracts divide them between caller and callee."""
+
 from __future__ import annotations
 
 from typing import Any, Optional
@@ -14,7 +15,8 @@ def group_size(group: Optional[dist.ProcessGroup]) -> int:
 
 
 class _Gather(torch.autograd.Function):
-    """Parts of all ranks along dimension 0. The gradient that arrives is complete on every rank: a rank takes its part."""
+    """Parts of all ranks along dimension 0. The gradient that arrives is complete on every rank: a rank takes its
+    part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:  # noqa: D102
@@ -25,7 +27,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: D102
-        return grad[ctx.first:ctx.first + ctx.rows], None
+        return grad[ctx.first : ctx.first + ctx.rows], None
 
 
 def gather_rows(x: Tensor, group: Optional[dist.ProcessGroup]) -> Tensor:
@@ -45,7 +47,8 @@ class _Share(torch.autograd.Function):
 
 
 def share_of_gradient(x: Tensor, group: Optional[dist.ProcessGroup]) -> Tensor:
-    """x itself; its gradient is divided by the ranks, so that a sum over them outside gives it back (exact for powers of two)."""
+    """x itself; its gradient is divided by the ranks, so that a sum over them outside gives it back (exact for powers
+    of two)."""
     return x if group_size(group) == 1 else _Share.apply(x, group_size(group))
 
 
@@ -70,9 +73,10 @@ class _GatherLosses(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: D102
         grad = grad.clone()
         dist.all_reduce(grad, group=ctx.group)
-        return grad[ctx.first:ctx.first + ctx.rows], None
+        return grad[ctx.first : ctx.first + ctx.rows], None
 
 
 def gather_losses(x: Tensor, group: Optional[dist.ProcessGroup]) -> Tensor:
-    """Parts of all ranks along dimension 0, for a result that every rank goes on to use on its own: gradients are summed."""
+    """Parts of all ranks along dimension 0, for a result that every rank goes on to use on its own: gradients are
+    summed."""
     return x if group_size(group) == 1 else _GatherLosses.apply(x, group)

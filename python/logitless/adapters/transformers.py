@@ -5,17 +5,19 @@
     unfuse_lm_head(model)
 
 The model's own forward is kept for everything else: evaluation, generation, calls without labels. What differs between
-families (softcap of Gemma, logit scale of Cohere, divided logits of Granite, multiplier of Falcon-H1, tied weights, biases) is
-read from the model; that it was read rightly is checked when the head is fused, by comparing the loss of a few random
-tokens with the model's own.
+families (softcap of Gemma, logit scale of Cohere, divided logits of Granite, multiplier of Falcon-H1, tied weights,
+biases) is read from the model; that it was read rightly is checked when the head is fused, by comparing the loss of a
+few random tokens with the model's own.
 """
+
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
 import types
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,31 +40,50 @@ def _logit_scale(config: Any) -> float:
     return float(scaling) if config.model_type == "hyperclovax" else 1.0 / float(scaling)
 
 
-def _loss(model: Any, hidden: Tensor, labels: Any, shift_labels: Any, num_items_in_batch: Any, ignore_index: int,
-          options: dict[str, Any]) -> Tensor:
+def _loss(
+    model: Any,
+    hidden: Tensor,
+    labels: Any,
+    shift_labels: Any,
+    num_items_in_batch: Any,
+    ignore_index: int,
+    options: dict[str, Any],
+) -> Tensor:
     """Transformers' causal loss: mean over valid tokens, or their sum divided by num_items_in_batch."""
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     softcap = float(getattr(config, "final_logit_softcapping", None) or 0.0)
     target = labels if shift_labels is None else shift_labels
-    x, bias, temperature = scaled(hidden.to(head.weight.device), getattr(head, "bias", None), _logit_scale(config), softcap, 1.0)
+    x, bias, temperature = scaled(
+        hidden.to(head.weight.device), getattr(head, "bias", None), _logit_scale(config), softcap, 1.0
+    )
     return linear_cross_entropy(
-        x, head.weight, target.to(head.weight.device), bias=bias, softcap=softcap, temperature=temperature,
-        shift=shift_labels is None, ignore_index=ignore_index, normalizer=num_items_in_batch, **options)
+        x,
+        head.weight,
+        target.to(head.weight.device),
+        bias=bias,
+        softcap=softcap,
+        temperature=temperature,
+        shift=shift_labels is None,
+        ignore_index=ignore_index,
+        normalizer=num_items_in_batch,
+        **options,
+    )
 
 
 def fuse_lm_head(model: Any, *, verify: bool = True, **options: Any) -> Any:
     """Gives `model` a forward that computes its training loss without logits; returns the model.
 
-    In training mode with labels (or shift_labels) the output has `loss`, and `logits` is None. Losses and gradients equal
-    the model's own up to rounding (its logits are rounded to the model's dtype, ours are not); with no valid label the loss
-    is 0 instead of NaN. `options` go to linear_cross_entropy (label_smoothing, z_loss, mode, ...). Call it before the model is
-    wrapped (PEFT, FSDP, DeepSpeed).
+    In training mode with labels (or shift_labels) the output has `loss`, and `logits` is None. Losses and gradients
+    equal the model's own up to rounding (its logits are rounded to the model's dtype, ours are not); with no valid
+    label the loss is 0 instead of NaN. `options` go to linear_cross_entropy (label_smoothing, z_loss, mode, ...).
+    Call it before the model is wrapped (PEFT, FSDP, DeepSpeed).
 
-    verify: compare with the model's own forward on a few random tokens now, and refuse a model that differs. Turn it off only
-    where the model cannot run yet (weights not loaded, or sharded).
+    verify: compare with the model's own forward on a few random tokens now, and refuse a model that differs. Turn it
+    off only where the model cannot run yet (weights not loaded, or sharded).
 
     Raises:
-        logitless.ArgumentError: no output head; a mixture of experts with a router loss; fused already; the losses differ.
+        logitless.ArgumentError: no output head; a mixture of experts with a router loss; fused already; the losses
+        differ.
     """
     head = model.get_output_embeddings()
     if head is None or not isinstance(getattr(head, "weight", None), Tensor):
@@ -82,7 +103,9 @@ def fuse_lm_head(model: Any, *, verify: bool = True, **options: Any) -> Any:
         return _fused(self, given, options)
 
     if getattr(model.config.get_text_config(), "output_router_logits", False):
-        raise ArgumentError(f"fuse_lm_head: {type(model).__name__} adds a router loss (output_router_logits), which is not offered")
+        raise ArgumentError(
+            f"fuse_lm_head: {type(model).__name__} adds a router loss (output_router_logits), which is not offered"
+        )
     if verify:
         _verify(model, original, options)
     model._logitless_forward = original
@@ -114,10 +137,20 @@ def _fused(model: Any, given: dict[str, Any], options: dict[str, Any]) -> Any:
     loss_arguments = {name: given.pop(name, None) for name in _LOSS_ARGUMENTS}
     out = model.base_model(**given)
     ignore_index = loss_arguments["ignore_index"]
-    loss = _loss(model, out.last_hidden_state, loss_arguments["labels"], loss_arguments["shift_labels"],
-                 loss_arguments["num_items_in_batch"], -100 if ignore_index is None else ignore_index, options)
-    kept = {field.name: out.get(field.name) for field in dataclasses.fields(CausalLMOutputWithPast)
-            if field.name not in ("loss", "logits")}
+    loss = _loss(
+        model,
+        out.last_hidden_state,
+        loss_arguments["labels"],
+        loss_arguments["shift_labels"],
+        loss_arguments["num_items_in_batch"],
+        -100 if ignore_index is None else ignore_index,
+        options,
+    )
+    kept = {
+        field.name: out.get(field.name)
+        for field in dataclasses.fields(CausalLMOutputWithPast)
+        if field.name not in ("loss", "logits")
+    }
     return CausalLMOutputWithPast(loss=loss, **kept)
 
 
@@ -138,5 +171,7 @@ def _verify(model: Any, original: Callable[..., Any], options: dict[str, Any]) -
             module.training = mode
     bound = 1e-4 if parameter.dtype == torch.float32 else 2e-2  # of narrow logits, which the model rounds
     if not torch.isclose(own, ours, rtol=bound, atol=bound):
-        raise ArgumentError(f"fuse_lm_head: {type(model).__name__} gives {own.item():.6f} where its fused head gives "
-                            f"{ours.item():.6f}: its head does something that this function does not know")
+        raise ArgumentError(
+            f"fuse_lm_head: {type(model).__name__} gives {own.item():.6f} where its fused head gives "
+            f"{ours.item():.6f}: its head does something that this function does not know"
+        )

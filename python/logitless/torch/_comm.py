@@ -1,13 +1,15 @@
 """A torch.distributed group as a communicator of the library (include/logitless/comm.h), on host memory.
 
 The struct `ll_comm` is filled with callbacks that hand each operation to the group. max_i32 and sum_i64 are all-reduces
-of integers, exact in any order. sum_f32 gathers slices and adds them in ascending ranks, because an all-reduce may order its
-additions by size and time, and the bits of grad_x must depend on the group alone.
+of integers, exact in any order. sum_f32 gathers slices and adds them in ascending ranks, because an all-reduce may
+order its additions by size and time, and the bits of grad_x must depend on the group alone.
 """
+
 from __future__ import annotations
 
 import ctypes as c
-from typing import Any, Callable, Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,10 +26,22 @@ _ERROR = c.CFUNCTYPE(c.c_void_p, c.c_void_p)
 
 
 class _LlComm(c.Structure):
-    _fields_ = [("struct_bytes", c.c_size_t), ("rank", c.c_int32), ("size", c.c_int32), ("debug", c.c_int32),
-                ("reserved", c.c_int32), ("self", c.c_void_p), ("max_i32", _REDUCE), ("sum_i64", _REDUCE),
-                ("all_gather", _GATHER), ("sum_f32", _REDUCE), ("abort", _ABORT), ("error", _ERROR),
-                ("group", c.c_void_p), ("destroy", c.c_void_p)]
+    _fields_ = [
+        ("struct_bytes", c.c_size_t),
+        ("rank", c.c_int32),
+        ("size", c.c_int32),
+        ("debug", c.c_int32),
+        ("reserved", c.c_int32),
+        ("self", c.c_void_p),
+        ("max_i32", _REDUCE),
+        ("sum_i64", _REDUCE),
+        ("all_gather", _GATHER),
+        ("sum_f32", _REDUCE),
+        ("abort", _ABORT),
+        ("error", _ERROR),
+        ("group", c.c_void_p),
+        ("destroy", c.c_void_p),
+    ]
 
 
 def _borrow(address: int, n: int, dtype: torch.dtype) -> torch.Tensor:
@@ -48,9 +62,16 @@ class Communicator:
         self._sentence = c.create_string_buffer(1)
         self._dead = False
         self._struct = _LlComm(
-            struct_bytes=c.sizeof(_LlComm), rank=dist.get_rank(group), size=self.size,
-            max_i32=_REDUCE(self._max), sum_i64=_REDUCE(self._sum), all_gather=_GATHER(self._all_gather),
-            sum_f32=_REDUCE(self._sum_f32), abort=_ABORT(self._abort), error=_ERROR(self._error))
+            struct_bytes=c.sizeof(_LlComm),
+            rank=dist.get_rank(group),
+            size=self.size,
+            max_i32=_REDUCE(self._max),
+            sum_i64=_REDUCE(self._sum),
+            all_gather=_GATHER(self._all_gather),
+            sum_f32=_REDUCE(self._sum_f32),
+            abort=_ABORT(self._abort),
+            error=_ERROR(self._error),
+        )
         self.address = c.addressof(self._struct)
 
     def plan(self, key: Hashable, make: Callable[[], _ffi.Plan]) -> _ffi.Plan:
@@ -60,7 +81,8 @@ class Communicator:
         return self.plans.get(key, make)
 
     def refuse(self) -> None:
-        """For a rank whose own arguments are bad: its peers, which meet in :meth:`plan`, get an error instead of waiting."""
+        """For a rank whose own arguments are bad: its peers, which meet in :meth:`plan`, get an error instead of
+        waiting."""
         try:
             self._meet(_REFUSED)
         except _ffi.Error:
@@ -101,6 +123,7 @@ class Communicator:
         def gather() -> None:
             parts = _borrow(all_, n_bytes * self.size, torch.uint8).view(self.size, n_bytes)
             dist.all_gather(list(parts.unbind(0)), _borrow(mine, n_bytes, torch.uint8), group=self.group)
+
         return self._do(gather)
 
     def _sum_f32(self, _: Any, address: int, n: int, __: Any) -> int:
@@ -111,6 +134,7 @@ class Communicator:
                 piece.copy_(parts[0])
                 for part in parts[1:]:
                     piece.add_(part)
+
         return self._do(add) if n else self._do(lambda: None)
 
     def _abort(self, _: Any, sentence: bytes) -> None:

@@ -1,4 +1,5 @@
 """What the functions over hidden states and over logits share: checks, folding of shapes, results."""
+
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional, Union
@@ -8,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _ffi
-from . import _ops
+from . import _base
 from ._comm import communicator
 
 MODES = ("auto", "recompute", "one_pass")
@@ -36,8 +37,9 @@ def choice(what: str, value: str, choices: dict[str, int]) -> int:
     return choices[value]
 
 
-def shard(rows: int, group: Optional[dist.ProcessGroup], vocab_start: Optional[int],
-          vocab_size: Optional[int]) -> tuple[str, int, int]:
+def shard(
+    rows: int, group: Optional[dist.ProcessGroup], vocab_start: Optional[int], vocab_size: Optional[int]
+) -> tuple[str, int, int]:
     """Group name, first column and whole vocabulary. Without bounds: equal shards in the order of ranks."""
     size = 1 if group is None else dist.get_world_size(group)
     if size == 1:
@@ -82,15 +84,21 @@ def f32(t: Optional[Tensor], flat: bool = False) -> Optional[Tensor]:
 
 def outputs_of(lse: bool, entropy: bool, argmax: bool, z_loss: bool, bad_targets: bool) -> int:
     """The bits of Options.outputs."""
-    return (_ops.LSE * lse | _ops.ENTROPY * entropy | _ops.ARGMAX * argmax | _ops.Z_LOSS * z_loss
-            | _ops.BAD_TARGETS * bad_targets)
+    return (
+        _base.LSE * lse
+        | _base.ENTROPY * entropy
+        | _base.ARGMAX * argmax
+        | _base.Z_LOSS * z_loss
+        | _base.BAD_TARGETS * bad_targets
+    )
 
 
-def output(results: Any, o: _ops.Options, shape: torch.Size, shift: int) -> Union[Tensor, CrossEntropyOutput]:
+def output(results: Any, o: _base.Options, shape: torch.Size, shift: int) -> Any:
     """What the caller gets: per-token results in the shape of the target, without the last `shift` positions."""
+
     def folded(t: Tensor) -> Tensor:
         t = t if t.dim() == len(shape) else t.view(shape)
-        return t[..., :shape[-1] - shift] if shift else t
+        return t[..., : shape[-1] - shift] if shift else t
 
     loss, *rows = results if o.outputs else (results,)
     loss = folded(loss) if o.reduction == _ffi.NONE else loss
@@ -100,5 +108,12 @@ def output(results: Any, o: _ops.Options, shape: torch.Size, shift: int) -> Unio
 
     def wanted(bit: int, t: Tensor) -> Optional[Tensor]:
         return folded(t) if o.outputs & bit else None
-    return CrossEntropyOutput(loss, wanted(_ops.LSE, lse), wanted(_ops.ENTROPY, entropy), wanted(_ops.ARGMAX, argmax),
-                                    wanted(_ops.Z_LOSS, z_loss), bad if o.outputs & _ops.BAD_TARGETS else None)
+
+    return CrossEntropyOutput(
+        loss,
+        wanted(_base.LSE, lse),
+        wanted(_base.ENTROPY, entropy),
+        wanted(_base.ARGMAX, argmax),
+        wanted(_base.Z_LOSS, z_loss),
+        bad if o.outputs & _base.BAD_TARGETS else None,
+    )

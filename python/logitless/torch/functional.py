@@ -1,16 +1,16 @@
 """The functions over torch tensors. They check, fold shapes and call the library; what is computed, it computes."""
+
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _ffi
-from . import _ops
-from ._common import (MODES, CrossEntropyOutput, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted,
-                      tell_peers)
+from . import _base, _linear_ce
+from ._common import MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
 
 
 class LogProbs(NamedTuple):
@@ -44,7 +44,10 @@ def _cast(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> tuple[Tensor, Tensor,
 
 
 def linear_cross_entropy(
-    x: Tensor, w: Tensor, target: Tensor, *,
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
+    *,
     bias: Optional[Tensor] = None,
     temperature: float = 1.0,
     softcap: float = 0.0,
@@ -69,7 +72,7 @@ def linear_cross_entropy(
     main_grad: Optional[Tensor] = None,
     mode: str = "auto",
     workspace_budget_bytes: int = 0,
-) -> Union[Tensor, CrossEntropyOutput]:
+) -> Any:
     """Cross entropy of a linear head, without its logits in memory.
 
     .. code-block:: text
@@ -120,10 +123,23 @@ def linear_cross_entropy(
     """
     try:
         x, w, bias, target, options, shift, one_pass = _prepare(
-            x, w, target, bias, (ignore_index, float(temperature), float(softcap), float(label_smoothing), float(z_loss)),
-            smoothing_rule, reduction, token_scaling, shift,
-            outputs_of(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets), group, vocab_start, vocab_size, main_grad, mode,
-            workspace_budget_bytes)
+            x,
+            w,
+            target,
+            bias,
+            (ignore_index, float(temperature), float(softcap), float(label_smoothing), float(z_loss)),
+            smoothing_rule,
+            reduction,
+            token_scaling,
+            shift,
+            outputs_of(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
+            group,
+            vocab_start,
+            vocab_size,
+            main_grad,
+            mode,
+            workspace_budget_bytes,
+        )
         divisor = divisor_of(normalizer, reduction, x.device)
     except _ffi.ArgumentError:
         tell_peers(group)
@@ -131,15 +147,30 @@ def linear_cross_entropy(
     shape = target.shape
     if x.dim() != 2:
         x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    results = _ops.linear_ce(x, w, target, bias, f32(class_weight), f32(token_weight, flat=True), divisor, main_grad,
-                             options, one_pass)
+    results = _linear_ce.linear_ce(
+        x, w, target, bias, f32(class_weight), f32(token_weight, flat=True), divisor, main_grad, options, one_pass
+    )
     return output(results, options, shape, shift)
 
 
-def _prepare(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], numbers: tuple, smoothing_rule: str, reduction: str,
-             token_scaling: bool, shift: Union[bool, int], outputs: int, group: Optional[dist.ProcessGroup],
-             vocab_start: Optional[int], vocab_size: Optional[int], main_grad: Optional[Tensor], mode: str,
-             workspace_budget_bytes: int) -> tuple:
+def _prepare(
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor],
+    numbers: tuple,
+    smoothing_rule: str,
+    reduction: str,
+    token_scaling: bool,
+    shift: Union[bool, int],
+    outputs: int,
+    group: Optional[dist.ProcessGroup],
+    vocab_start: Optional[int],
+    vocab_size: Optional[int],
+    main_grad: Optional[Tensor],
+    mode: str,
+    workspace_budget_bytes: int,
+) -> tuple:
     """Every check of linear_cross_entropy: what is refused is refused before anything is done."""
     kind = choice("reduction", reduction, _ffi.REDUCTIONS)
     rule = choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
@@ -151,28 +182,39 @@ def _prepare(x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], numbe
     if shift:
         target = shifted(target, int(shift), numbers[0])
     frozen = _frozen(x, w, bias)
-    one_pass = _one_pass(mode, kind, frozen, main_grad, outputs & (_ops.LSE | _ops.ENTROPY))
-    options = _ops.Options(*numbers, rule, kind, int(token_scaling), v_begin, v_total, group_name, frozen,
-                           workspace_budget_bytes, outputs)
+    one_pass = _one_pass(mode, kind, frozen, main_grad, outputs & (_base.LSE | _base.ENTROPY))
+    options = _base.Options(
+        *numbers, rule, kind, int(token_scaling), v_begin, v_total, group_name, frozen, workspace_budget_bytes, outputs
+    )
     return x, w, bias, target, options, int(shift), one_pass
 
 
 def _frozen(x: Tensor, w: Tensor, bias: Optional[Tensor]) -> int:
     if not torch.is_grad_enabled():
-        return _ops.FROZEN_ALL
-    return ((0 if x.requires_grad else _ffi.FROZEN_X) | (0 if w.requires_grad else _ffi.FROZEN_W)
-            | (0 if bias is not None and bias.requires_grad else _ffi.FROZEN_BIAS))
+        return _base.FROZEN_ALL
+    return (
+        (0 if x.requires_grad else _ffi.FROZEN_X)
+        | (0 if w.requires_grad else _ffi.FROZEN_W)
+        | (0 if bias is not None and bias.requires_grad else _ffi.FROZEN_BIAS)
+    )
 
 
 def _one_pass(mode: str, reduction: int, frozen: int, main_grad: Optional[Tensor], per_token: int) -> bool:
     possible = reduction != _ffi.NONE and main_grad is None
     if mode == "one_pass" and not possible:
-        refuse("mode", "'one_pass'", "'recompute' with reduction 'none' or main_grad, whose upstream is not known beforehand")
-    return possible and frozen != _ops.FROZEN_ALL and (mode == "one_pass" or (mode == "auto" and not per_token))
+        refuse(
+            "mode",
+            "'one_pass'",
+            "'recompute' with reduction 'none' or main_grad, whose upstream is not known beforehand",
+        )
+    return possible and frozen != _base.FROZEN_ALL and (mode == "one_pass" or (mode == "auto" and not per_token))
 
 
 def linear_logp(
-    x: Tensor, w: Tensor, target: Tensor, *,
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
+    *,
     bias: Optional[Tensor] = None,
     temperature: float = 1.0,
     softcap: float = 0.0,
@@ -188,11 +230,25 @@ def linear_logp(
     """Log-probability of each target under softmax(z), and the entropy of that distribution, for RL.
 
     ``logp[i] = z[i, target_i] - lse[i]`` and ``H[i] = lse[i] - sum_v p[i,v] z[i,v]`` in nats, [...] f32, 0 where
-    ignored; both have a gradient for any per-token upstream. A token's values have the same bits alone and in any batch,
-    for any cut of the vocabulary. Arguments as for :func:`linear_cross_entropy`.
+    ignored; both have a gradient for any per-token upstream. A token's values have the same bits alone and in any
+    batch, for any cut of the vocabulary. Arguments as for :func:`linear_cross_entropy`.
     """
     out = linear_cross_entropy(
-        x, w, target, bias=bias, temperature=temperature, softcap=softcap, ignore_index=ignore_index, reduction="none",
-        shift=shift, return_entropy=entropy, group=group, vocab_start=vocab_start, vocab_size=vocab_size,
-        main_grad=main_grad, mode="recompute", workspace_budget_bytes=workspace_budget_bytes)
+        x,
+        w,
+        target,
+        bias=bias,
+        temperature=temperature,
+        softcap=softcap,
+        ignore_index=ignore_index,
+        reduction="none",
+        shift=shift,
+        return_entropy=entropy,
+        group=group,
+        vocab_start=vocab_start,
+        vocab_size=vocab_size,
+        main_grad=main_grad,
+        mode="recompute",
+        workspace_budget_bytes=workspace_budget_bytes,
+    )
     return LogProbs(-out.loss, out.entropy) if entropy else LogProbs(-out)

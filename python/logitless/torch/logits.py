@@ -1,20 +1,22 @@
 """Cross entropy over logits that the caller has, for heads that cannot be fused."""
+
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import _ffi
-from . import _ce, _ops
-from ._common import (MODES, CrossEntropyOutput, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted,
-                      tell_peers)
+from . import _base, _ce
+from ._common import MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
 
 
 def cross_entropy(
-    logits: Tensor, target: Tensor, *,
+    logits: Tensor,
+    target: Tensor,
+    *,
     temperature: float = 1.0,
     softcap: float = 0.0,
     label_smoothing: float = 0.0,
@@ -38,7 +40,7 @@ def cross_entropy(
     in_place: bool = False,
     mode: str = "auto",
     workspace_budget_bytes: int = 0,
-) -> Union[Tensor, CrossEntropyOutput]:
+) -> Any:
     """The loss of :func:`linear_cross_entropy` with raw logits [..., v_local] in the place of x . w + bias.
 
     Equal f32 logits give its bits. The forward leaves the logits as they are. Options and results as there, and:
@@ -75,18 +77,33 @@ def cross_entropy(
         tell_peers(group)
         raise
     wants_gradient = torch.is_grad_enabled() and logits.requires_grad
-    options = _ops.Options(
-        ignore_index, float(temperature), float(softcap), float(label_smoothing), float(z_loss), rule, kind,
-        int(token_scaling), v_begin, v_total, group_name, 0 if wants_gradient else _ops.FROZEN_ALL, workspace_budget_bytes,
-        outputs_of(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets))
+    options = _base.Options(
+        ignore_index,
+        float(temperature),
+        float(softcap),
+        float(label_smoothing),
+        float(z_loss),
+        rule,
+        kind,
+        int(token_scaling),
+        v_begin,
+        v_total,
+        group_name,
+        0 if wants_gradient else _base.FROZEN_ALL,
+        workspace_budget_bytes,
+        outputs_of(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
+    )
     shape = target.shape
     if logits.dim() != 2:
         logits, target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-    results = _ce.ce(logits, target, f32(class_weight), f32(token_weight, flat=True), divisor, options, in_place,
-                     mode == "one_pass")
+    results = _ce.ce(
+        logits, target, f32(class_weight), f32(token_weight, flat=True), divisor, options, in_place, mode == "one_pass"
+    )
     return output(results, options, shape, int(shift))
 
 
-def vocab_parallel_cross_entropy(logits: Tensor, target: Tensor, group: Optional[dist.ProcessGroup], **options: object) -> Tensor:
+def vocab_parallel_cross_entropy(
+    logits: Tensor, target: Tensor, group: Optional[dist.ProcessGroup], **options: object
+) -> Tensor:
     """:func:`cross_entropy` of this rank's columns [..., v_local] of logits cut over `group`; None means one rank."""
     return cross_entropy(logits, target, group=group, **options)

@@ -1,11 +1,11 @@
 """Modules over the functions: they hold options and no parameters, the head's weight is an argument."""
+
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
-from ._common import CrossEntropyOutput
 from .functional import LogProbs, linear_cross_entropy, linear_logp
 from .logits import cross_entropy
 
@@ -20,8 +20,7 @@ class LinearCrossEntropyLoss(nn.Module):
         super().__init__()
         self.options = options
 
-    def forward(self, x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor] = None,
-                **options: Any) -> Union[Tensor, CrossEntropyOutput]:
+    def forward(self, x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor] = None, **options: Any) -> Any:
         """x [..., n_hidden], w [v_local, n_hidden], target [...], bias [v_local]."""
         return linear_cross_entropy(x, w, target, bias=bias, **{**self.options, **options})
 
@@ -51,7 +50,7 @@ class CrossEntropyLoss(nn.Module):
         super().__init__()
         self.options = options
 
-    def forward(self, logits: Tensor, target: Tensor, **options: Any) -> Union[Tensor, CrossEntropyOutput]:
+    def forward(self, logits: Tensor, target: Tensor, **options: Any) -> Any:
         """logits [..., v_local], target [...]."""
         return cross_entropy(logits, target, **{**self.options, **options})
 
