@@ -8,9 +8,10 @@ by bit.
 import sys
 from datetime import timedelta
 
-import logitless
 import torch
 import torch.distributed as dist
+
+import logitless
 from conftest import Problem
 from logitless.torch import linear_cross_entropy, linear_logp
 

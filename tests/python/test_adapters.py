@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from conftest import Problem, reference, relative
 from logitless.adapters import deepspeed, megatron, trl, verl
 

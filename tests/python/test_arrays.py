@@ -2,9 +2,10 @@
 
 import threading
 
-import logitless
 import numpy as np
 import pytest
+
+import logitless
 from logitless import _ffi
 
 

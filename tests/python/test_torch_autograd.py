@@ -1,8 +1,9 @@
 """What autograd asks of the functions: retained graphs, frozen operands, accumulation, autocast, refusals."""
 
-import logitless
 import pytest
 import torch
+
+import logitless
 from conftest import Problem, reference, relative
 from logitless.torch import linear_cross_entropy, linear_logp
 

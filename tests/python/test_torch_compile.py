@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from conftest import Problem, relative
 from logitless.torch import _base, _linear_ce, linear_cross_entropy
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def options(v, **changed):

@@ -6,9 +6,10 @@ The numbers (B24, ...) name public reports; tests/faults holds those that concer
 import gc
 import math
 
-import logitless
 import pytest
 import torch
+
+import logitless
 from logitless.torch import linear_cross_entropy, linear_logp
 
 

@@ -1,8 +1,9 @@
 """cross_entropy over given logits, against float64 and against the fused head; the gradient in the logits' place."""
 
-import logitless
 import pytest
 import torch
+
+import logitless
 from conftest import Problem, reference, relative
 from logitless.torch import CrossEntropyLoss, cross_entropy, linear_cross_entropy, vocab_parallel_cross_entropy
 from test_torch_loss import PROBLEMS

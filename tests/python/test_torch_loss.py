@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from conftest import GRAD_BOUND, Problem, reference, relative
 from logitless.torch import LinearCrossEntropyLoss, LinearLogProbs, linear_cross_entropy, linear_logp
 

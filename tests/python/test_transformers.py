@@ -10,6 +10,8 @@ transformers = pytest.importorskip("transformers", reason="Transformers is not i
 
 from logitless.adapters.transformers import fuse_lm_head, unfuse_lm_head  # noqa: E402
 
+torch.set_num_threads(1)  # models this small lose more to handing work over than they gain
+
 V = 97
 TINY = dict(
     vocab_size=V,
@@ -27,22 +29,15 @@ TINY = dict(
 GPT2 = dict(n_embd=32, n_layer=2, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
 FAMILIES = {
     "llama": {},
-    "qwen2": {},
+    "llama, tied": {"tie_word_embeddings": True},
     "qwen3": {},
-    "mistral": {},
-    "olmo2": {},
-    "phi": {},
-    "phi3": {},
-    "gpt_neox": {},
+    "phi": {},  # the head has a bias
     "gpt2": GPT2,
-    "gptj": {**GPT2, "rotary_dim": 4},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 16, "dropout": 0.0},
-    "gemma": {},
     "gemma2": {"final_logit_softcapping": 3.0},
     "gemma3_text": {"final_logit_softcapping": 3.0},
     "cohere": {"logit_scale": 0.25},
     "granite": {"logits_scaling": 4.0},
-    "llama, tied": {"tie_word_embeddings": True},
     "mixtral": {},
 }
 
