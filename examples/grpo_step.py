@@ -2,9 +2,9 @@
 
     python grpo_step.py
 
-The trainer's log-probs, their ratio to the sampler's and the entropy bonus come from one call (linear_logp), whose memory
-does not grow with tokens x vocabulary. From equal hidden states sampler and trainer get equal bits, although one asks
-about 16 tokens at a time and the other about 192: the first ratio is 1.
+The trainer's log-probs, their ratio to the sampler's and the entropy bonus come from one call (linear_logp), whose
+memory does not grow with tokens x vocabulary. From equal hidden states sampler and trainer get equal bits, although one
+asks about 16 tokens at a time and the other about 192: the first ratio is 1.
 
 The task: words of a vocabulary of 1000 are rewarded if they are multiples of 7.
 """

@@ -262,6 +262,17 @@ def check_logits(world):
     assert abs(loss.item() - 0.866468) < 1e-6
 
 
+def check_cuda_is_refused(world):
+    p = Problem("f32:n9:d8:v64", "cuda")
+    first, end = cuts(p.v, "equal")[RANK]
+    try:
+        linear_cross_entropy(p.x, p.w.detach()[first:end], p.target, group=world)
+    except logitless.Error as error:
+        assert error.status == "LL_STATUS_UNSUPPORTED" and "communicator" in str(error), error
+    else:
+        raise AssertionError("the CUDA backend took a communicator")
+
+
 def check_compiled(world):
     p = Problem("f32:n20:d8:v120", "cpu")
     first, end = cuts(p.v, "equal")[RANK]
