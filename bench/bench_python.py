@@ -34,18 +34,17 @@ def main():
     w = torch.randn(64, 64, device=device, requires_grad=True)
     y = torch.randint(0, 64, (16,), device=device)
     options = _base.Options(-100, 1.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 64, "", 0, 0, 0)
-    results, _ = _base.new_results(x, options)
+    results = _base.new_results(x, options)
     plan = _linear_ce._plan(x, w, None, None, options)
     space = _base.workspace(x, plan, _ffi.FORWARD)
     grads = [torch.empty_like(t) for t in (x, w)]
     operands = (x.detach(), w.detach(), None, y, None, None, None)
     one, stream = torch.ones((), device=device), _base.stream_of(x)
-    _, nll, lse, lse_lo, *_ = results
     back = _base.workspace(x, plan, _ffi.BACKWARD)
-    saved = (None, nll, lse, lse_lo, None, None, None, None)
+    saved = (None, results[1], None, None, None, None, None, None, None)
 
     def c_forward():
-        _ffi.forward(plan.handle, stream, 0, space, *operands, *results, *(None,) * 9)
+        _ffi.forward(plan.handle, stream, 0, space, *operands, *_base.passed(results), *(None,) * 9)
 
     def c_backward():
         _ffi.backward(plan.handle, stream, 0, back, *operands, *saved, one, None, None, None, *grads, None, None)

@@ -3,6 +3,7 @@
  * once by who makes them. */
 #include "operands.h"
 
+#include <assert.h>
 #include <stddef.h>
 
 #define AT(field) offsetof(ll_ce_args, field)
@@ -13,6 +14,7 @@ static const ffi_operand operands[] = {
     {"token_weight", AT(token_weight), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"divisor", AT(divisor), FFI_ONE, kDLFloat, 64, 0, false},
     {"loss", AT(loss), FFI_LOSS, kDLFloat, 32, 0, false},
+    {"rows", AT(nll), FFI_ROWS, kDLFloat, 32, 0, false}, /* nll, lse, lse_lo; or one by one: */
     {"nll", AT(nll), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"lse", AT(lse), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"lse_lo", AT(lse_lo), FFI_TOKENS, kDLFloat, 32, 0, false},
@@ -28,6 +30,7 @@ static const ffi_operand operands[] = {
     {"state", AT(state), FFI_BYTES, kDLUInt, 8, sizeof(ll_ce_state), true},
     {"bad_targets", AT(bad_targets), FFI_ONE, kDLInt, 64, 0, false},
 };
+static_assert(AT(lse) == AT(nll) + sizeof(void *) && AT(lse_lo) == AT(lse) + sizeof(void *), "rows");
 enum { kOperands = sizeof operands / sizeof operands[0] };
 
 typedef ll_status pass_fn(const ll_plan *plan, const ll_ce_args *args, ll_stream stream);

@@ -2,6 +2,7 @@
  * bits. */
 #include "operands.h"
 
+#include <assert.h>
 #include <stddef.h>
 
 #define AT(field) offsetof(ll_linear_ce_args, field)
@@ -14,6 +15,7 @@ static const ffi_operand operands[] = {
     {"token_weight", AT(token_weight), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"divisor", AT(divisor), FFI_ONE, kDLFloat, 64, 0, false},
     {"loss", AT(loss), FFI_LOSS, kDLFloat, 32, 0, false},
+    {"rows", AT(nll), FFI_ROWS, kDLFloat, 32, 0, false}, /* nll, lse, lse_lo; or one by one: */
     {"nll", AT(nll), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"lse", AT(lse), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"lse_lo", AT(lse_lo), FFI_TOKENS, kDLFloat, 32, 0, false},
@@ -30,6 +32,7 @@ static const ffi_operand operands[] = {
     {"grad_bias", AT(grad_bias), FFI_VECTOR, 0, 0, 0, false},
     {"bad_targets", AT(bad_targets), FFI_ONE, kDLInt, 64, 0, false},
 };
+static_assert(AT(lse) == AT(nll) + sizeof(void *) && AT(lse_lo) == AT(lse) + sizeof(void *), "rows");
 enum { kOperands = sizeof operands / sizeof operands[0] };
 
 typedef ll_status pass_fn(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);

@@ -59,7 +59,7 @@ static int check_pointer(const char *function, const ffi_operand *operand, const
     }
     if (!contiguous(t)) return ffi_fail(LL_STATUS_INVALID_ARG, "%s: %s is not contiguous", function, name);
     const int64_t found = elements(t);
-    int64_t want = n_tokens;
+    int64_t want = operand->shape == FFI_ROWS ? 3 * n_tokens : n_tokens;
     if (operand->shape == FFI_WORDS) want = plan->v_total;
     if (operand->shape == FFI_ONE || (operand->shape == FFI_LOSS && found == 1)) want = 1;
     if (operand->shape == FFI_BYTES) want = (int64_t)operand->bytes;
@@ -89,7 +89,13 @@ static int fill(const char *function, const ffi_operand *operand, const DLTensor
         return 0;
     }
     if (check_pointer(function, operand, t, plan, n_tokens) != 0) return -1;
-    *(void **)at = data_of(t);
+    void **pointer = at;
+    *pointer = data_of(t);
+    if (operand->shape == FFI_ROWS && *pointer) {
+        const int64_t row_bytes = n_tokens * operand->bits / 8;
+        pointer[1] = (char *)pointer[0] + row_bytes;
+        pointer[2] = (char *)pointer[1] + row_bytes;
+    }
     return 0;
 }
 

@@ -16,6 +16,7 @@ typedef enum ffi_shape {
     FFI_MATRIX, /* ll_view, two dimensions; operand 0 is one, and its rows are the tokens of the call */
     FFI_VECTOR, /* ll_view, one dimension, any step */
     FFI_TOKENS, /* pointer, one element a token */
+    FFI_ROWS,   /* three such pointers, neighbours in the struct, from one tensor [3, tokens] */
     FFI_LOSS,   /* pointer, one element, or one a token */
     FFI_WORDS,  /* pointer, one element a word of the vocabulary */
     FFI_ONE,    /* pointer, one element */

@@ -155,7 +155,7 @@ class LinearCE:
             a,
             plan,
             (x, w, bias, target, class_weight, token_weight, self._divisor(a, normalizer)),
-            (None, saved.nll, saved.lse, saved.lse_lo, saved.entropy, None, None, None),
+            (None, None, saved.nll, saved.lse, saved.lse_lo, saved.entropy, None, None, None),
             (self._upstream(a, up_loss), up_nll, up_lse, up_entropy, *grads, None),
         )
         return Gradients(*(g if g is None else a.give(g) for g in grads))
@@ -235,6 +235,7 @@ class LinearCE:
         n = x.shape[0]
         return (
             a.empty((n,) if self._reduction == _ffi.NONE else (), "float32"),
+            None,  # nll, lse, lse_lo as one tensor
             *(a.empty((n,), "float32") for _ in range(3)),
             a.empty((n,), "float32") if entropy else None,
             a.empty((n,), "float32") if z_loss else None,
@@ -267,9 +268,9 @@ class LinearCE:
 
     @staticmethod
     def _give(a: Arrays, out: tuple) -> Forward:
-        *rows, sums = out
+        loss, _, *rows, sums = out
         return Forward(
-            *(r if r is None else a.give(r) for r in rows),
+            *(r if r is None else a.give(r) for r in (loss, *rows)),
             None if a.device_type != _ffi.CPU else Sums(*struct.unpack("<dddqq", bytes(sums.tolist()))),
         )
 

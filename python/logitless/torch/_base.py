@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -82,37 +84,48 @@ def callable_with_tensors(function: Any) -> Any:
     return lambda *args: function(*(a.detach() if isinstance(a, Tensor) else a for a in args))
 
 
-def new_results(x: Tensor, o: Options) -> tuple[tuple[Optional[Tensor], ...], Optional[Tensor]]:
-    """(loss, nll, lse, lse_lo, entropy, z_loss, argmax) for the rows of x, None where not wanted, and the counter."""
-    n, device = x.shape[0], x.device
-    nll = torch.empty(n, dtype=torch.float32, device=device)
-    lse, lse_lo = torch.empty_like(nll), torch.empty_like(nll)
-    loss = torch.empty_like(nll) if o.reduction == _ffi.NONE else torch.empty((), dtype=torch.float32, device=device)
+def new_results(x: Tensor, o: Options) -> tuple[Optional[Tensor], ...]:
+    """For the rows of x: loss; rows [3, n], which are nll, lse and lse_lo; entropy, z_loss, argmax, the counter, None
+    where not wanted."""
+    n, f32, device = x.shape[0], torch.float32, x.device
+    loss = torch.empty((n,) if o.reduction == _ffi.NONE else (), dtype=f32, device=device)
+    rows = torch.empty((3, n), dtype=f32, device=device)
     if not o.outputs:
-        return (loss, nll, lse, lse_lo, None, None, None), None
-    entropy = torch.empty_like(nll) if o.outputs & ENTROPY else None
-    z_loss = torch.empty_like(nll) if o.outputs & Z_LOSS else None
+        return loss, rows, None, None, None, None
+    entropy = torch.empty(n, dtype=f32, device=device) if o.outputs & ENTROPY else None
+    z_loss = torch.empty(n, dtype=f32, device=device) if o.outputs & Z_LOSS else None
     argmax = torch.empty(n, dtype=torch.int64, device=device) if o.outputs & ARGMAX else None
     bad = torch.zeros(1, dtype=torch.int64, device=device) if o.outputs & BAD_TARGETS else None
-    return (loss, nll, lse, lse_lo, entropy, z_loss, argmax), bad
+    return loss, rows, entropy, z_loss, argmax, bad
+
+
+def passed(results: tuple[Optional[Tensor], ...]) -> tuple[Optional[Tensor], ...]:
+    """Results in the order of the library's operands from loss to argmax."""
+    loss, rows, entropy, z_loss, argmax, _ = results
+    return loss, rows, None, None, None, entropy, z_loss, argmax
+
+
+def finished(results: tuple[Optional[Tensor], ...], o: Options) -> tuple[Optional[Tensor], ...]:
+    """loss, rows, lse, entropy, z_loss, argmax, bad_targets: lse is a copy, because rows are saved for the backward."""
+    return *results[:2], results[1][1].clone() if o.outputs & LSE else None, *results[2:]
 
 
 def fake_results(x: Tensor, o: Options) -> tuple[Tensor, ...]:
-    """Shapes and dtypes of the eight results for the rows of x."""
+    """Shapes and dtypes of the seven results for the rows of x."""
     n, f32 = x.shape[0], torch.float32
 
-    def rows(wanted: int = 1, dtype: torch.dtype = f32) -> Tensor:
+    def rows(bit: int, dtype: torch.dtype = f32) -> Tensor:
+        wanted = o.outputs & bit
         return x.new_empty(n if wanted else 0, dtype=dtype if wanted else f32)
 
     bad = o.outputs & BAD_TARGETS
     return (
         x.new_empty((n,) if o.reduction == _ffi.NONE else (), dtype=f32),
-        rows(),
-        rows(),
-        rows(),
-        rows(o.outputs & ENTROPY),
-        rows(o.outputs & Z_LOSS),
-        rows(o.outputs & ARGMAX, torch.int64),
+        x.new_empty((3, n), dtype=f32),
+        rows(LSE),
+        rows(ENTROPY),
+        rows(Z_LOSS),
+        rows(ARGMAX, torch.int64),
         x.new_empty(1 if bad else 0, dtype=torch.int64 if bad else f32),
     )
 
@@ -124,15 +137,29 @@ def filled(results: tuple[Optional[Tensor], ...], like: Tensor) -> tuple[Tensor,
 # ---- Registration -------------------------------------------------------------------------------------------------
 
 library = torch.library.Library("logitless", "DEF")
+
+# torch.compile keeps compiled graphs on disk, keyed by the names of operators and not by what stands behind them: after
+# an upgrade of this package it would run graphs made for other results. So the names change with these files.
+_SUFFIX = f"{zlib.crc32(b''.join(path.read_bytes() for path in sorted(Path(__file__).parent.glob('_*.py')))):08x}"
 TAGS = (torch.Tag.pt2_compliant_tag,)
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
-def register(name: str, run: Any, fake: Any) -> None:
-    """One implementation for CPU and CUDA tensors, and the shapes of its results."""
+def operator(name: str) -> Any:
+    """The operator that `register` made under this name."""
+    return getattr(torch.ops.logitless, f"{name}_{_SUFFIX}").default
+
+
+def register(schema: str, run: Any, fake: Any, backward: Any = None, setup: Any = None) -> None:
+    """An operator: one implementation for CPU and CUDA tensors, the shapes of its results, and its gradient."""
+    plain, rest = schema.split("(", 1)
+    name = f"{plain}_{_SUFFIX}"
+    library.define(f"{name}({rest}", tags=TAGS)
     for key in ("CPU", "CUDA"):
         library.impl(name, run, key)
     torch.library.register_fake(f"logitless::{name}", fake, lib=library)
+    if backward is not None:
+        torch.library.register_autograd(f"logitless::{name}", backward, setup_context=setup, lib=library)
 
 
 def needs_operators(x: Tensor, w: Tensor) -> bool:

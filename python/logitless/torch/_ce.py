@@ -18,17 +18,19 @@ from .. import _ffi
 from ._base import (
     ENTROPY,
     FROZEN_ALL,
+    LSE,
     SCHEMA_OPTIONS,
-    TAGS,
     Options,
     callable_with_tensors,
     dtype_of,
     fake_results,
     filled,
-    library,
+    finished,
     needs_operators,
     new_results,
+    operator,
     packed,
+    passed,
     register,
     rows_of,
     stream_of,
@@ -98,24 +100,24 @@ def forward(
     grad_logits: Optional[Tensor] = None,
     state: Optional[Tensor] = None,
 ) -> tuple[Optional[Tensor], ...]:
-    """Eight results as those of _linear_ce.forward; with ``grad_logits`` the gradient for an upstream of 1 is written
+    """Seven results as those of _linear_ce.forward; with ``grad_logits`` the gradient for an upstream of 1 is written
     there."""
-    results, bad = new_results(logits, o)
+    results = new_results(logits, o)
     if logits.shape[0] == 0 and o.reduction == _ffi.NONE:
-        return *results, bad
+        return finished(results, o)
     plan = _plan(logits, o)
     operands = (logits, vector(target), packed(class_weight), packed(token_weight), divisor)
-    counter = bad if logits.is_cuda else None
+    counter = results[5] if logits.is_cuda else None
     if grad_logits is None:
         space = workspace(logits, plan, _ffi.FORWARD)
         none = (None,) * 6  # sums, upstreams, gradient
-        _forward(plan.handle, stream_of(logits), 0, space, *operands, *results, *none, state, counter)
+        _forward(plan.handle, stream_of(logits), 0, space, *operands, *passed(results), *none, state, counter)
     else:
         ups = (torch.ones((), dtype=torch.float32, device=logits.device), None, None, None)
         flags, space = int(grad_logits is logits), workspace(logits, plan, _ffi.FORWARD_BACKWARD)
         out = (grad_logits, state, counter)
-        _forward_backward(plan.handle, stream_of(logits), flags, space, *operands, *results, None, *ups, *out)
-    return *results, bad
+        _forward_backward(plan.handle, stream_of(logits), flags, space, *operands, *passed(results), None, *ups, *out)
+    return finished(results, o)
 
 
 def backward(
@@ -127,9 +129,7 @@ def backward(
     class_weight: Optional[Tensor],
     token_weight: Optional[Tensor],
     divisor: Optional[Tensor],
-    nll: Tensor,
-    lse: Tensor,
-    lse_lo: Tensor,
+    rows: Tensor,
     entropy: Optional[Tensor],
     o: Options,
     state: Optional[Tensor] = None,
@@ -140,7 +140,7 @@ def backward(
         return grad
     plan = _plan(logits, o)
     operands = (logits, vector(target), packed(class_weight), packed(token_weight), divisor)
-    results = (None, nll, lse, lse_lo, entropy, None, None)
+    results = (None, rows, None, None, None, entropy, None, None)
     ups = (packed(up_loss), None, packed(up_lse), packed(up_entropy))
     flags, space = int(state is not None), workspace(logits, plan, _ffi.BACKWARD)
     _backward(plan.handle, stream_of(logits), flags, space, *operands, *results, None, *ups, grad, state, None)
@@ -190,14 +190,14 @@ class CE(torch.autograd.Function):
             if in_place
             else torch.empty_like(rows, memory_format=torch.contiguous_format)
         )
-        loss, nll, lse, lse_lo, entropy, z_loss, argmax, bad = forward(
+        loss, saved, lse, entropy, z_loss, argmax, bad = forward(
             rows, target, class_weight, token_weight, divisor, o, grad, state
         )
         if grad is logits:
             increment_version(logits)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t in (z_loss, argmax, bad) if t is not None))
-        ctx.save_for_backward(logits, target, class_weight, token_weight, divisor, nll, lse, lse_lo, entropy)
+        ctx.save_for_backward(logits, target, class_weight, token_weight, divisor, saved, entropy)
         ctx.options, ctx.state, ctx.kept = o, state, grad
         return (loss, lse, entropy, z_loss, argmax, bad) if o.outputs else loss
 
@@ -224,7 +224,7 @@ class CE(torch.autograd.Function):
 _SCHEMA = "Tensor logits, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? divisor, " + SCHEMA_OPTIONS
 _SCHEMA_BACKWARD = (
     "Tensor? up_loss, Tensor? up_lse, Tensor? up_entropy, Tensor logits, Tensor target, Tensor? class_weight, "
-    "Tensor? token_weight, Tensor? divisor, Tensor nll, Tensor lse, Tensor lse_lo, Tensor entropy, " + SCHEMA_OPTIONS
+    "Tensor? token_weight, Tensor? divisor, Tensor rows, Tensor entropy, " + SCHEMA_OPTIONS
 )
 
 
@@ -233,11 +233,11 @@ def _forward_op(logits: Tensor, *args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_op(*args: Any) -> Tensor:
-    tensors = list(args[:12])
-    if tensors[11].shape[0] != tensors[3].shape[0]:
-        tensors[11] = None
+    tensors = list(args[:10])
+    if tensors[9].shape[0] != tensors[3].shape[0]:
+        tensors[9] = None
     tensors[3] = rows_of(tensors[3])
-    return backward(*tensors, Options(*args[12:]))
+    return backward(*tensors, Options(*args[10:]))
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -249,26 +249,25 @@ def _backward_fake(*args: Any) -> Tensor:
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
-    loss, nll, lse, lse_lo, entropy = output[:5]
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(nll, lse_lo, *output[5:])
-    ctx.save_for_backward(*inputs[:5], nll, lse, lse_lo, entropy)
+    ctx.mark_non_differentiable(output[1], *output[4:])
+    ctx.save_for_backward(*inputs[:5], output[1], output[3])
     ctx.options = Options(*inputs[N_TENSORS:])
 
 
 def _op_backward(ctx: Any, *ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-    up_entropy = ups[4] if ctx.options.outputs & ENTROPY else None
+    o = ctx.options
+    up_lse, up_entropy = ups[2] if o.outputs & LSE else None, ups[3] if o.outputs & ENTROPY else None
     nothing = (None,) * (4 + len(Options._fields))
-    if not _check_backward(ups[0], ups[2], up_entropy):
+    if not _check_backward(ups[0], up_lse, up_entropy):
         return None, *nothing
-    return torch.ops.logitless.ce_backward(ups[0], ups[2], up_entropy, *ctx.saved_tensors, *ctx.options), *nothing
+    return _OP_BACKWARD(ups[0], up_lse, up_entropy, *ctx.saved_tensors, *ctx.options), *nothing
 
 
-library.define(f"ce_forward({_SCHEMA}) -> ({', '.join(['Tensor'] * 8)})", tags=TAGS)
-library.define(f"ce_backward({_SCHEMA_BACKWARD}) -> Tensor", tags=TAGS)
-register("ce_forward", _forward_op, _forward_fake)
-register("ce_backward", _backward_op, _backward_fake)
-torch.library.register_autograd("logitless::ce_forward", _op_backward, setup_context=_setup, lib=library)
+_SEVEN = "(" + ", ".join(["Tensor"] * 7) + ")"
+register(f"ce_forward({_SCHEMA}) -> {_SEVEN}", _forward_op, _forward_fake, _op_backward, _setup)
+register(f"ce_backward({_SCHEMA_BACKWARD}) -> Tensor", _backward_op, _backward_fake)
+_OP_FORWARD, _OP_BACKWARD = operator("ce_forward"), operator("ce_backward")
 
 
 def ce(
@@ -285,9 +284,9 @@ def ce(
     if needs_operators(logits, logits):
         if in_place or one_pass:
             raise _ffi.ArgumentError("cross_entropy: in_place and mode 'one_pass' are for eager code")
-        results = torch.ops.logitless.ce_forward(logits, target, class_weight, token_weight, divisor, *o)
+        results = _OP_FORWARD(logits, target, class_weight, token_weight, divisor, *o)
     elif o.frozen != FROZEN_ALL:
         return CE.apply(logits, target, class_weight, token_weight, divisor, o, in_place, one_pass)
     else:
         results = forward(rows_of(logits), target, class_weight, token_weight, divisor, o)
-    return (results[0], results[2], *results[4:8]) if o.outputs else results[0]
+    return (results[0], *results[2:7]) if o.outputs else results[0]

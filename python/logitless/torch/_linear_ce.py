@@ -1,10 +1,10 @@
 """linear_ce on torch tensors: the calls into the library, and their registration with autograd and torch.compile.
 
-    forward            x, w, target, ...  ->  loss, nll, lse, lse_lo, entropy, z_loss, argmax, bad_targets
+    forward            x, w, target, ...  ->  loss, rows [3, n], lse, entropy, z_loss, argmax, bad_targets
     forward_backward   the same, and grad_x, grad_w, grad_bias of the reduced loss for an upstream of 1
     backward           upstreams and the forward's results  ->  grad_x, grad_w, grad_bias
 
-Two ways lead to one implementation. Operators of torch.library (`torch.ops.logitless.*`) are what torch.compile and
+Two ways lead to one implementation. Operators of torch.library are what torch.compile and
 opcheck see; in plain eager code an autograd.Function calls the implementation without the dispatcher, which would take
 longer than everything else here.
 """
@@ -21,17 +21,19 @@ from .. import _ffi
 from ._base import (
     ENTROPY,
     FROZEN_ALL,
+    LSE,
     SCHEMA_OPTIONS,
-    TAGS,
     Options,
     callable_with_tensors,
     dtype_of,
     fake_results,
     filled,
-    library,
+    finished,
     needs_operators,
     new_results,
+    operator,
     packed,
+    passed,
     register,
     rows_of,
     stream_of,
@@ -54,7 +56,7 @@ _SCHEMA_FORWARD = (
 _SCHEMA_BACKWARD = (
     "Tensor? up_loss, Tensor? up_lse, Tensor? up_entropy, Tensor x, Tensor w, "
     "Tensor target, Tensor? bias, Tensor? class_weight, Tensor? token_weight, Tensor? divisor, "
-    "Tensor nll, Tensor lse, Tensor lse_lo, Tensor entropy, Tensor(a!)? main_grad, " + SCHEMA_OPTIONS
+    "Tensor rows, Tensor entropy, Tensor(a!)? main_grad, " + SCHEMA_OPTIONS
 )
 
 
@@ -124,24 +126,24 @@ def forward(
     o: Options,
     gradients: bool = False,
 ) -> tuple[Optional[Tensor], ...]:
-    """Eight results, None where not wanted; with ``gradients`` eleven, the last three for an upstream of 1."""
-    results, bad = new_results(x, o)
+    """Seven results, None where not wanted; with ``gradients`` ten, the last three for an upstream of 1."""
+    results = new_results(x, o)
     if x.shape[0] == 0 and o.reduction == _ffi.NONE:
-        return *results, bad  # nothing to write, and no pointer to tell the library what is wanted
+        return finished(results, o)  # nothing to write, and no pointer to tell the library what is wanted
     plan = _plan(x, w, bias, main_grad, o)
     weights = (packed(class_weight), packed(token_weight), divisor)
     operands = (rows_of(x), rows_of(w), vector(bias), vector(target), *weights)
-    counter = bad if x.is_cuda else None
+    counter = results[5] if x.is_cuda else None
     if not gradients:
         space = workspace(x, plan, _ffi.FORWARD)
-        _forward(plan.handle, stream_of(x), 0, space, *operands, *results, *_NO_SUMS_UPS_GRADS, counter)
-        return *results, bad
+        _forward(plan.handle, stream_of(x), 0, space, *operands, *passed(results), *_NO_SUMS_UPS_GRADS, counter)
+        return finished(results, o)
     one = torch.ones((), dtype=torch.float32, device=x.device)
     grads = _new_gradients(x, w, bias, o.frozen)
     space = workspace(x, plan, _ffi.FORWARD_BACKWARD)
     ups = (one, None, None, None)
-    _forward_backward(plan.handle, stream_of(x), 0, space, *operands, *results, None, *ups, *grads, counter)
-    return *results, bad, *grads
+    _forward_backward(plan.handle, stream_of(x), 0, space, *operands, *passed(results), None, *ups, *grads, counter)
+    return *finished(results, o), *grads
 
 
 def _new_gradients(x: Tensor, w: Tensor, bias: Optional[Tensor], frozen: int) -> tuple[Optional[Tensor], ...]:
@@ -162,9 +164,7 @@ def backward(
     class_weight: Optional[Tensor],
     token_weight: Optional[Tensor],
     divisor: Optional[Tensor],
-    nll: Tensor,
-    lse: Tensor,
-    lse_lo: Tensor,
+    rows: Tensor,
     entropy: Optional[Tensor],
     main_grad: Optional[Tensor],
     o: Options,
@@ -177,7 +177,7 @@ def backward(
     plan = _plan(x, w, bias, main_grad, o)
     weights = (packed(class_weight), packed(token_weight), divisor)
     operands = (rows_of(x), rows_of(w), vector(bias), vector(target), *weights)
-    results = (None, nll, lse, lse_lo, entropy, None, None)
+    results = (None, rows, None, None, None, entropy, None, None)
     ups = (packed(up_loss), None, packed(up_lse), packed(up_entropy))
     out = (grads[0], main_grad if into_main else grads[1], grads[2])
     flags, space = _ACCUMULATE_W if into_main else 0, workspace(x, plan, _ffi.BACKWARD)
@@ -203,6 +203,9 @@ def _gradients(
         # The gradients of one pass are handed over, so a second backward recomputes. reshape: with a scale of one
         # dimension torch multiplies in f32 and rounds once; one of none would be rounded to the gradient's dtype first.
         scale = up_loss.reshape(1)
+        if torch.compiler.is_compiling() or needs_operators(kept[0] if kept[0] is not None else scale, scale):
+            # Traced, the gradients are results of the forward, which a backward may not change.
+            return tuple(None if g is None else (g * scale).to(g.dtype) for g in kept)
         return tuple(None if g is None else g.mul_(scale) for g in kept)
     return run_backward(up_loss, up_lse, up_entropy)
 
@@ -225,14 +228,14 @@ class LinearCE(torch.autograd.Function):
         one_pass: bool,
     ) -> Any:
         results = forward(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o, one_pass)
-        loss, nll, lse, lse_lo, entropy, z_loss, argmax, bad = results[:8]
+        loss, rows, lse, entropy, z_loss, argmax, bad = results[:7]
         ctx.set_materialize_grads(False)
         # main_grad is not among the saved tensors: the backward of another micro-batch may add to it in the meantime.
-        ctx.options, ctx.kept, ctx.main_grad = o, results[8:] or None, main_grad
+        ctx.options, ctx.kept, ctx.main_grad = o, results[7:] or None, main_grad
         if not o.outputs:
-            ctx.save_for_backward(x, w, target, bias, class_weight, token_weight, divisor, nll, lse, lse_lo)
+            ctx.save_for_backward(x, w, target, bias, class_weight, token_weight, divisor, rows)
             return loss
-        ctx.save_for_backward(x, w, target, bias, class_weight, token_weight, divisor, nll, lse, lse_lo, entropy)
+        ctx.save_for_backward(x, w, target, bias, class_weight, token_weight, divisor, rows, entropy)
         ctx.mark_non_differentiable(*(t for t in (z_loss, argmax, bad) if t is not None))
         return loss, lse, entropy, z_loss, argmax, bad
 
@@ -246,7 +249,7 @@ class LinearCE(torch.autograd.Function):
     ) -> tuple[Optional[Tensor], ...]:
         def run(*ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
             saved = ctx.saved_tensors
-            return backward(*ups, *saved, *(None,) * (11 - len(saved)), ctx.main_grad, ctx.options)
+            return backward(*ups, *saved, *(None,) * (9 - len(saved)), ctx.main_grad, ctx.options)
 
         grad_x, grad_w, grad_bias = _gradients(ctx, up_loss, up_lse, up_entropy, run)
         return grad_x, grad_w, None, grad_bias, None, None, None, None, None, None
@@ -254,10 +257,6 @@ class LinearCE(torch.autograd.Function):
 
 # ---- Operators --------------------------------------------------------------------------------------------------
 # An operator has no optional results: what is not wanted is an empty tensor.
-
-library.define(f"linear_ce_forward({_SCHEMA_FORWARD}) -> ({', '.join(['Tensor'] * 8)})", tags=TAGS)
-library.define(f"linear_ce_forward_backward({_SCHEMA_FORWARD}) -> ({', '.join(['Tensor'] * 11)})", tags=TAGS)
-library.define(f"linear_ce_backward({_SCHEMA_BACKWARD}) -> (Tensor, Tensor, Tensor)", tags=TAGS)
 
 
 def _forward_op(*args: Any) -> tuple[Tensor, ...]:
@@ -269,10 +268,10 @@ def _forward_backward_op(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_op(*args: Any) -> tuple[Tensor, ...]:
-    tensors, x, entropy = list(args[:15]), args[3], args[13]
+    tensors, x, entropy = list(args[:13]), args[3], args[11]
     if entropy.shape[0] != x.shape[0]:
-        tensors[13] = None
-    return filled(backward(*tensors, Options(*args[15:])), x)
+        tensors[11] = None
+    return filled(backward(*tensors, Options(*args[13:])), x)
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -285,17 +284,16 @@ def _forward_backward_fake(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
-    x, w, bias, main_grad, o = args[3], args[4], args[6], args[14], Options(*args[15:])
+    x, w, bias, main_grad, o = args[3], args[4], args[6], args[12], Options(*args[13:])
     into_main = main_grad is not None and not o.frozen & _ffi.FROZEN_W
     return filled(_new_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0)), x)
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
-    o, kept = Options(*inputs[N_TENSORS:]), output[8:]
-    loss, nll, lse, lse_lo, entropy = output[:5]
+    o, kept = Options(*inputs[N_TENSORS:]), output[7:]
     ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(nll, *output[3:4], *output[5:])
-    ctx.save_for_backward(*inputs[:7], nll, lse, lse_lo, entropy)
+    ctx.mark_non_differentiable(output[1], *output[4:])
+    ctx.save_for_backward(*inputs[:7], output[1], output[3])
     ctx.options, ctx.main_grad = o, inputs[7]
     ctx.kept = _present(kept, inputs[0], inputs[1], inputs[3], o.frozen) if kept else None
 
@@ -313,19 +311,29 @@ def _present(
 def _op_backward(ctx: Any, *ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
     def run(*ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
         x, w, _, bias, *_ = saved = ctx.saved_tensors
-        grads = torch.ops.logitless.linear_ce_backward(*ups, *saved, ctx.main_grad, *ctx.options)
+        grads = _OP_BACKWARD(*ups, *saved, ctx.main_grad, *ctx.options)
         return _present(grads, x, None if ctx.main_grad is not None else w, bias, ctx.options.frozen)
 
-    up_entropy = ups[4] if ctx.options.outputs & ENTROPY else None  # else that of an empty tensor
-    grad_x, grad_w, grad_bias = _gradients(ctx, ups[0], ups[2], up_entropy, run)
+    o = ctx.options  # what was not wanted was an empty tensor
+    up_lse, up_entropy = ups[2] if o.outputs & LSE else None, ups[3] if o.outputs & ENTROPY else None
+    grad_x, grad_w, grad_bias = _gradients(ctx, ups[0], up_lse, up_entropy, run)
     return grad_x, grad_w, None, grad_bias, *(None,) * (4 + len(Options._fields))
 
 
-register("linear_ce_forward", _forward_op, _forward_fake)
-register("linear_ce_forward_backward", _forward_backward_op, _forward_backward_fake)
-register("linear_ce_backward", _backward_op, _backward_fake)
-for _name in ("linear_ce_forward", "linear_ce_forward_backward"):
-    torch.library.register_autograd(f"logitless::{_name}", _op_backward, setup_context=_setup, lib=library)
+_SEVEN = "(" + ", ".join(["Tensor"] * 7) + ")"
+_TEN = "(" + ", ".join(["Tensor"] * 10) + ")"
+register(f"linear_ce_forward({_SCHEMA_FORWARD}) -> {_SEVEN}", _forward_op, _forward_fake, _op_backward, _setup)
+register(
+    f"linear_ce_forward_backward({_SCHEMA_FORWARD}) -> {_TEN}",
+    _forward_backward_op,
+    _forward_backward_fake,
+    _op_backward,
+    _setup,
+)
+register(f"linear_ce_backward({_SCHEMA_BACKWARD}) -> (Tensor, Tensor, Tensor)", _backward_op, _backward_fake)
+_OP_FORWARD, _OP_FORWARD_BACKWARD, _OP_BACKWARD = map(
+    operator, ("linear_ce_forward", "linear_ce_forward_backward", "linear_ce_backward")
+)
 
 
 def linear_ce(
@@ -342,10 +350,10 @@ def linear_ce(
 ) -> Any:
     """The loss, or (loss, lse, entropy, z_loss, argmax, bad_targets) where more is wanted; differentiable."""
     if needs_operators(x, w):
-        op = torch.ops.logitless.linear_ce_forward_backward if one_pass else torch.ops.logitless.linear_ce_forward
+        op = _OP_FORWARD_BACKWARD if one_pass else _OP_FORWARD
         results = op(x, w, target, bias, class_weight, token_weight, divisor, main_grad, *o)
     elif o.frozen != FROZEN_ALL:
         return LinearCE.apply(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o, one_pass)
     else:
         results = forward(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o)
-    return (results[0], results[2], *results[4:8]) if o.outputs else results[0]
+    return (results[0], *results[2:7]) if o.outputs else results[0]
