@@ -18,4 +18,4 @@ fi
 
 options=(-i)
 if [ "${1:-}" = --check ]; then options=(--dry-run -Werror); fi
-find include src cli tests bench examples \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0 2>/dev/null | xargs -0 "$formatter" "${options[@]}"
+find include src cli python tests bench examples \( -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' \) -print0 2>/dev/null | xargs -0 "$formatter" "${options[@]}"

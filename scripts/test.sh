@@ -8,6 +8,7 @@
 #   asan       address and undefined behaviour      install   installed tree, used by CMake and by pkg-config
 #   tsan       data races, tests labelled threads   format    clang-format
 #   fuzz       each reader for LL_FUZZ_SECONDS      lint      clang-tidy
+#   python     the package built, installed into build/venv, style, pytest
 set -u
 cd "$(dirname "$0")/.." || exit 2
 unset MAKEFLAGS MAKELEVEL # what the checks build is not part of the make that called
@@ -186,7 +187,35 @@ stage_format() { item "clang-format" scripts/format.sh --check; }
 
 stage_lint() { item "clang-tidy" check_lint; }
 
-stages=(format headers release symbols install lint asserts asan tsan fuzz)
+# The Python tests, counted one by one from pytest's last line.
+python_tests() {
+    local log=$logs/python-tests.log start=$SECONDS code=0 last bad
+    env -u PYTHONPATH -u LL_FFI_PATH build/venv/bin/python -m pytest -q -p no:cacheprovider tests/python >"$log" 2>&1 </dev/null ||
+        code=$?
+    last=$(tail -n 1 "$log")
+    count() { grep -oE "[0-9]+ $1" <<<"$last" | grep -oE '[0-9]+' || echo 0; }
+    passed=$((passed + $(count passed))) skipped=$((skipped + $(count skipped)))
+    bad=$(($(count failed) + $(count error)))
+    if [ $code != 0 ] && [ "$bad" = 0 ]; then bad=1; fi
+    failed=$((failed + bad))
+    if [ $code = 0 ]; then
+        echo "passed   python tests: $last ($((SECONDS - start)) s)"
+    else
+        echo "FAILED   python tests: $last; the end of $log:"
+        tail -n 80 "$log" | sed 's/^/    /'
+    fi
+    return $code
+}
+
+python_style() { build/venv/bin/ruff check . && build/venv/bin/ruff format --check .; }
+
+stage_python() {
+    item "python package" scripts/python_env.sh build/venv || return
+    item "python style" python_style
+    python_tests
+}
+
+stages=(format headers release symbols install lint asserts asan tsan fuzz python)
 for stage in "${@:-${stages[@]}}"; do
     if ! declare -F "stage_$stage" >/dev/null; then
         echo "test.sh: no stage '$stage'; there are: ${stages[*]}" >&2

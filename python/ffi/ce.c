@@ -1,0 +1,66 @@
+/* The passes of ce, the loss over given logits, through apache-tvm-ffi (operands.h says how they are called);
+ * flags: 1 if grad_logits is the same memory as the logits. `state` is the bytes of an ll_ce_state, zeroed
+ * once by who makes them. */
+#include "operands.h"
+
+#include <assert.h>
+#include <stddef.h>
+
+#define AT(field) offsetof(ll_ce_args, field)
+static const ffi_operand operands[] = {
+    {"logits", AT(logits), FFI_MATRIX, 0, 0, 0, false},
+    {"target", AT(target), FFI_VECTOR, 0, 0, 0, false},
+    {"class_weight", AT(class_weight), FFI_WORDS, kDLFloat, 32, 0, false},
+    {"token_weight", AT(token_weight), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"divisor", AT(divisor), FFI_ONE, kDLFloat, 64, 0, false},
+    {"loss", AT(loss), FFI_LOSS, kDLFloat, 32, 0, false},
+    {"rows", AT(nll), FFI_ROWS, kDLFloat, 32, 0, false}, /* nll, lse, lse_lo; or one by one: */
+    {"nll", AT(nll), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"lse", AT(lse), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"lse_lo", AT(lse_lo), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"entropy", AT(entropy), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"z_loss", AT(z_loss), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"argmax", AT(argmax), FFI_TOKENS, kDLInt, 64, 0, false},
+    {"sums", AT(sums), FFI_BYTES, kDLUInt, 8, sizeof(ll_sums), false},
+    {"up_loss", AT(up_loss), FFI_LOSS, kDLFloat, 32, 0, false},
+    {"up_nll", AT(up_nll), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"up_lse", AT(up_lse), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"up_entropy", AT(up_entropy), FFI_TOKENS, kDLFloat, 32, 0, false},
+    {"grad_logits", AT(grad_logits), FFI_MATRIX, 0, 0, 0, false},
+    {"state", AT(state), FFI_BYTES, kDLUInt, 8, sizeof(ll_ce_state), true},
+    {"bad_targets", AT(bad_targets), FFI_ONE, kDLInt, 64, 0, false},
+};
+static_assert(AT(lse) == AT(nll) + sizeof(void *) && AT(lse_lo) == AT(lse) + sizeof(void *), "rows");
+enum { kOperands = sizeof operands / sizeof operands[0] };
+
+typedef ll_status pass_fn(const ll_plan *plan, const ll_ce_args *args, ll_stream stream);
+
+static int run(pass_fn *pass, const char *function, const TVMFFIAny *at, int32_t n) {
+    ffi_call call;
+    ll_ce_args args = LL_CE_ARGS_INIT;
+    if (ffi_read_call(function, at, n, operands, kOperands, &call, &args) != 0) return -1;
+    if (args.state) args.state->struct_bytes = sizeof *args.state;
+    args.in_place = call.flags;
+    args.workspace = call.workspace;
+    args.workspace_bytes = call.workspace_bytes;
+    const ll_status status = pass(call.plan->plan, &args, call.stream);
+    return status == LL_STATUS_OK ? 0 : ffi_fail_last(status);
+}
+
+FFI_EXPORT int __tvm_ffi_ce_forward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
+    (void)self;
+    (void)result;
+    return run(ll_ce_forward, "ce_forward", at, n);
+}
+
+FFI_EXPORT int __tvm_ffi_ce_backward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
+    (void)self;
+    (void)result;
+    return run(ll_ce_backward, "ce_backward", at, n);
+}
+
+FFI_EXPORT int __tvm_ffi_ce_forward_backward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
+    (void)self;
+    (void)result;
+    return run(ll_ce_forward_backward, "ce_forward_backward", at, n);
+}
