@@ -34,6 +34,14 @@ LLI_INLINE vf exp2_grid(vf d, float grid_bits) {
     return v_mul(v_fma(exp2_quotient(f), f, v_set(1.0f)), v_pow2(v_add(n, v_set(grid_bits))));
 }
 
+/* The same for -64 <= d <= 0 and kGridBits, where every result is normal: d + 1.5 2^23 is rounded to an
+ * integer as rint does, and its low bits go straight into the exponent. */
+LLI_INLINE vf exp2_grid_normal(vf d) {
+    const vf shift = v_set(0x1.8p23f + (float)kGridBits);
+    vf shifted = v_add(d, shift), f = v_sub(d, v_sub(shifted, shift));
+    return v_exponent_add(v_fma(exp2_quotient(f), f, v_set(1.0f)), shifted);
+}
+
 /* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation:
  * with e = 2^d, d = -2 |raw / C| log2 e, e - 1 = m:   tanh = -m / (2 + m),   slope = 4 e / (2 + m)^2 */
 LLI_INLINE vf softcap(vf raw, float cap, vf *slope) {
@@ -73,7 +81,7 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
             vf x = v_load(z + j * kLanes);
             vf d = v_fma(x, v_set(LLI_LOG2E_LO), v_fma(x, v_set(LLI_LOG2E_HI), minus_k));
             d = v_max(d, floor_d);
-            vf p = exp2_grid(d, (float)kGridBits);
+            vf p = exp2_grid_normal(d);
             s2 = vi_add(s2, v_to_int(p));
             if (want_entropy) u2 = vi_add(u2, v_to_int(v_mul(p, v_sub(v_set(0.0f), d))));
         }
@@ -86,11 +94,11 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
 /* Largest logit of a tile; NaN if one is NaN. */
 LLI_INLINE float tile_max(const float *z) {
     vf m = v_load(z);
-    int nan = v_any_nan(m, m);
-    for (int64_t j = 1; j < kTileVectors; j++) {
-        vf x = v_load(z + j * kLanes);
-        nan |= v_any_nan(x, x);
-        m = v_max(m, x);
+    int nan = 0;
+    for (int64_t j = 0; j < kTileVectors; j += 2) {
+        vf x = v_load(z + j * kLanes), y = v_load(z + (j + 1) * kLanes);
+        nan |= v_any_nan(x, y);
+        m = v_max(m, v_max(x, y));
     }
     return nan ? NAN : v_hmax(m);
 }

@@ -107,6 +107,10 @@ static inline vf v_pow2(vf n) {
 static inline vi v_to_int(vf a) {
     return _mm256_cvtps_epi32(a);
 }
+static inline vf v_exponent_add(vf a, vf shifted) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
+}
 static inline vi vi_zero(void) {
     return _mm256_setzero_si256();
 }

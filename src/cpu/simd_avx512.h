@@ -102,6 +102,10 @@ static inline vf v_pow2(vf n) {
 static inline vi v_to_int(vf a) {
     return _mm512_cvtps_epi32(a);
 }
+static inline vf v_exponent_add(vf a, vf shifted) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
 static inline vi vi_zero(void) {
     return _mm512_setzero_si512();
 }

@@ -154,6 +154,11 @@ static inline vf v_pow2(vf n) {
     LLI_LANES r.x[l] = lli_float((bits.x[l] + 127u) << 23);
     return r;
 }
+/* a 2^m, where shifted is 1.5 2^23 + m in each lane, a and the result normal. */
+static inline vf v_exponent_add(vf a, vf shifted) {
+    LLI_LANES a.x[l] = lli_float(lli_bits(a.x[l]) + (lli_bits(shifted.x[l]) << 23));
+    return a;
+}
 static inline vi vi_zero(void) {
     vi r;
     LLI_LANES r.x[l] = 0;
