@@ -24,32 +24,38 @@ static __device__ inline int64_t column_of(top_key key) {
     return (int64_t)(0xffffffffu - (uint32_t)key);
 }
 
-static __device__ inline float logit_at(const lli_cuda_ce_ids *args, int64_t i, int64_t c) {
+/* The order of columns is that of the logits as they are given: softcap and temperature could round
+ * neighbours together, and each backend others. */
+static __device__ inline float raw_at(const lli_cuda_ce_ids *args, int64_t i, int64_t c) {
     const int64_t bytes = args->logits.dtype == LL_DTYPE_F32 ? 4 : 2;
     const char *row = (const char *)args->logits.data + i * args->logits.row_stride * bytes;
-    const float raw = element_at(row, args->logits.dtype, c);
-    float slope;
-    if (args->transform.softcap == 0.0f && args->transform.temperature == 1.0f) return raw;
-    return transformed(&args->transform, raw, &slope);
+    return element_at(row, args->logits.dtype, c);
 }
 
-/* -1: none (ignore_index); -2: out of range. */
+static __device__ inline float logit_at(const lli_cuda_ce_ids *args, int64_t i, int64_t c) {
+    float slope;
+    return transformed(&args->transform, raw_at(args, i, c), &slope);
+}
+
+/* kIgnored: none (ignore_index, where that is no column); kBad: out of range. */
 static __device__ inline int64_t id_of(const lli_cuda_ce_ids *args, int64_t i, int64_t j) {
-    const lli_cuda_targets ids = {args->ids.data, 1, args->targets.ignore_index, args->targets.v_total,
-                                  args->ids.dtype};
-    return target_of(&ids, i * args->ids.row_stride + j);
+    const int64_t at = i * args->ids.row_stride + j;
+    const int64_t id = args->ids.dtype == LL_DTYPE_I64 ? ((const int64_t *)args->ids.data)[at]
+                                                       : (int64_t)((const int32_t *)args->ids.data)[at];
+    if (id >= 0 && id < args->targets.v_total) return id;
+    return id == args->targets.ignore_index ? kIgnored : kBad;
 }
 
 /* Ranks of up to kIdsAtOnce ids at a time: the row is read once for them. */
 static __device__ void gather_ids(const lli_cuda_ce_ids *args, int64_t i) {
     __shared__ unsigned long long greater[kIdsAtOnce];
     for (int64_t first = 0; first < args->ids.cols; first += kIdsAtOnce) {
-        float z[kIdsAtOnce];
+        float raw[kIdsAtOnce];
         uint32_t count[kIdsAtOnce];
 #pragma unroll
         for (int k = 0; k < kIdsAtOnce; k++) {
             const int64_t j = first + k, id = j < args->ids.cols ? id_of(args, i, j) : kIgnored;
-            z[k] = id >= 0 ? logit_at(args, i, id) : INFINITY;
+            raw[k] = id >= 0 ? raw_at(args, i, id) : INFINITY;
             count[k] = 0;
             if (id == kBad && threadIdx.x == 0 && args->bad_targets) {
                 atomicAdd((unsigned long long *)args->bad_targets, 1ull);
@@ -58,9 +64,9 @@ static __device__ void gather_ids(const lli_cuda_ce_ids *args, int64_t i) {
         if (threadIdx.x < kIdsAtOnce) greater[threadIdx.x] = 0;
         __syncthreads(); /* zero before anybody adds */
         for (int64_t c = threadIdx.x; args->id_rank && c < args->v; c += kThreads) {
-            const float other = logit_at(args, i, c);
+            const float other = raw_at(args, i, c);
 #pragma unroll
-            for (int k = 0; k < kIdsAtOnce; k++) count[k] += other > z[k];
+            for (int k = 0; k < kIdsAtOnce; k++) count[k] += other > raw[k];
         }
 #pragma unroll
         for (int k = 0; k < kIdsAtOnce; k++) {
@@ -73,7 +79,8 @@ static __device__ void gather_ids(const lli_cuda_ce_ids *args, int64_t i) {
             const int64_t j = first + k;
             if (threadIdx.x != k || j >= args->ids.cols) continue;
             const int64_t at = i * args->ids.cols + j;
-            if (args->id_logp) args->id_logp[at] = z[k];
+            const int64_t id = id_of(args, i, j);
+            if (args->id_logp && id >= 0) args->id_logp[at] = logit_at(args, i, id);
             if (args->id_rank) args->id_rank[at] = 1 + (int64_t)greater[k];
         }
         __syncthreads(); /* read before the next ids' zeros */
@@ -85,7 +92,7 @@ static __device__ top_key best_after(const lli_cuda_ce_ids *args, int64_t i, top
     top_key best = 0;
 #pragma unroll 4
     for (int64_t c = threadIdx.x; c < args->v; c += kThreads) {
-        const top_key key = key_of(logit_at(args, i, c), c);
+        const top_key key = key_of(raw_at(args, i, c), c);
         if (key < last && key > best) best = key;
     }
     return best;
