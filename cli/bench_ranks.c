@@ -117,6 +117,8 @@ static int run_problem(const bench_options *options, const char *text, ranks_row
     int code = bench_parse(text, &problem);
     *row = (ranks_row){0};
     if (code != CLI_EXIT_OK) return code;
+    if (problem.op == LL_OP_CE)
+        return cli_fail(CLI_EXIT_USAGE, "problem %s: ce over ranks is not timed", text);
     snprintf(row->problem, sizeof row->problem, "%s", text);
     snprintf(rows, sizeof rows, "rows of problem %s", text);
     code = cli_cut_make(&options->cut, problem.v_total + problem.v_pad, rows, &row->cut);

@@ -140,11 +140,14 @@ int header_use(void) {
     ll_linear_ce_args args = LL_LINEAR_CE_ARGS_INIT;
     args.x = ll_view_matrix(0, LL_DTYPE_F32, 0, 1, 0);
     args.target = ll_view_vector(0, LL_DTYPE_I64, 0, 0);
+    ll_ce_args ce = LL_CE_ARGS_INIT;
+    ll_ce_state state = LL_CE_STATE_INIT;
+    ce.state = &state;
     ll_comm comm = LL_COMM_INIT;
     ll_comm_double script = LL_COMM_DOUBLE_INIT;
     desc.comm = &comm;
     desc.loss = &loss;
-    return (int)(script.struct_bytes + args.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
+    return (int)(script.struct_bytes + args.struct_bytes + ce.struct_bytes + desc.struct_bytes) + LL_VERSION_MAJOR;
 }
 C
     for compiler in gcc clang; do

@@ -22,7 +22,7 @@ static inline void *guarded_alloc(struct guarded *buffer, int64_t count, size_t 
                                   bool misaligned) {
     size_t shift = misaligned ? element_bytes : 0;
     buffer->bytes = (size_t)count * element_bytes;
-    size_t total = (buffer->bytes + shift + 3 * kGuardBytes - 1) / kGuardBytes * kGuardBytes;
+    size_t total = (buffer->bytes + shift + (size_t)3 * kGuardBytes - 1) / kGuardBytes * kGuardBytes;
     buffer->raw = aligned_alloc(kGuardBytes, total);
     if (!buffer->raw) return NULL;
     memset(buffer->raw, kGuardByte, total);

@@ -44,6 +44,12 @@ static inline struct kernel_list kernels_of(const char *op_prefix) {
 static inline struct kernel_list kernels_here(void) {
     return kernels_of("linear_ce_");
 }
+/* Name of an operation's best kernel here */
+static inline const char *best_kernel_of(const char *op_prefix) {
+    const char *name = kernels_of(op_prefix).kernels[0].name;
+    if (!name) abort(); /* plain C runs everywhere */
+    return name;
+}
 
 static inline ll_status pass_run(const ll_plan *plan, ll_pass pass, ll_linear_ce_args args) {
     size_t bytes = 0;

@@ -2,8 +2,9 @@
  *
  * A communicator is a plain struct of functions that an integrator fills in over anything; the library
  * ships `self` (one rank), `threads` (ranks of one process), `mpi` (liblogitless_mpi.so, loaded when asked
- * for) and a test double. Put one into ll_plan_desc.comm and ll_plan_create, ll_linear_ce_forward,
- * _backward and _forward_backward become collective: every rank of the group calls them in the same order.
+ * for) and a test double. Put one into ll_plan_desc.comm and ll_plan_create and the passes
+ * (ll_linear_ce_forward, ll_ce_forward, ...) become collective: every rank of the group calls them in the
+ * same order.
  *
  *   rank 0: w rows [0, 3)    rank 1: w rows [3, 7)    ...         any sizes, any rank order, empty ones too
  *      local sums of a chunk of tokens                 per token: integers only, their size independent of V
@@ -17,7 +18,7 @@
  * things, become one error with one sentence on every rank, and the group stays usable. A rank that does not
  * come makes the others return LL_STATUS_COMM within the time limit; the communicator is dead then, and every
  * later call on it says so. The number and order of operations depends on shapes and options alone, never on
- * values of x, w or the targets. */
+ * values of x, w, logits or the targets. */
 #ifndef LOGITLESS_COMM_H
 #define LOGITLESS_COMM_H
 

@@ -65,6 +65,20 @@ LLI_LOCAL inline void lli_softmax_clear(lli_softmax *row) {
 
 /* row += a tile of the float formula. */
 LLI_SHARED void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u);
+/* The same, without a call where the window hangs at the tile's own limb already: nearly always, since a limb
+ * is 22 nats wide. */
+LLI_LOCAL inline void lli_softmax_add_tile(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
+    const int32_t shift = k & 31, top = (k - shift) / 32;
+    if (row->top != top) {
+        lli_softmax_add(row, k, s, u);
+        return;
+    }
+    u += (32 - shift) * s;
+    row->s[1] += (int64_t)(((uint64_t)s << shift) & 0xffffffffu);
+    row->s[2] += s >> (32 - shift);
+    row->u[1] += (int64_t)(((uint64_t)u << shift) & 0xffffffffu);
+    row->u[2] += u >> (32 - shift);
+}
 /* row += other. */
 LLI_SHARED void lli_softmax_merge(lli_softmax *row, const lli_softmax *other);
 /* row += the tile z[0..n), n <= 64, of any range (-inf, +inf and NaN too); zmax is its maximum, NaN if

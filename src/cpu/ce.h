@@ -108,9 +108,7 @@ void lli_ce_count_row(const lli_ce_run *run, int64_t i, const lli_ce_count *coun
 /* Raw logit of a global column of this rank; false: another rank's. */
 bool lli_ce_raw(const lli_ce_run *run, int64_t i, int64_t column, float *raw);
 
-/* An element of the top in an integer: greater logits are greater, and of equal ones the lower column. */
-int64_t lli_ce_pack(float raw, int64_t column);
-/* Merges `from` into the sorted top[0..n_top). */
+/* Merges another rank's top into the sorted top[0..n_top). */
 void lli_ce_top_merge(int64_t *top, int64_t n_top, const int64_t *from);
 
 /* Row i's ids and top, from raw logits and counts of greater ones, or where it is ignored. */

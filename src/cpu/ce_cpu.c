@@ -92,9 +92,6 @@ static ll_status run_call(const ll_plan *plan, const lli_call *call) {
     if (run.cut.smoothing) run.finish.want |= LLI_WANT_SOFT_SUM;
     lli_arena arena = {.base = call->args->workspace};
     lli_ce_carve(&run.cut, &arena, &run.pieces);
-    for (int64_t thread = 0; thread < run.cut.n_threads; thread++) {
-        run.pieces.scratch[thread].finished = (lli_finish_sums){0};
-    }
     lli_pool_run(plan->pool, plan->problem.n_threads, job, &run);
     if (run.status == LL_STATUS_OK && call->pass != LL_PASS_BACKWARD) end_call(&run);
     lli_arena_release(&arena);

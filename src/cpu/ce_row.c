@@ -31,7 +31,8 @@ bool lli_ce_raw(const lli_ce_run *run, int64_t i, int64_t column, float *raw) {
 
 /* ---- The top ------------------------------------------------------------------------------------ */
 
-int64_t lli_ce_pack(float raw, int64_t column) {
+/* An element of the top in an integer: greater logits are greater, and of equal ones the lower column. */
+static int64_t pack(float raw, int64_t column) {
     return (int64_t)((uint64_t)(uint32_t)lli_softmax_key(raw) << 32 | (uint32_t) ~(uint32_t)column);
 }
 
@@ -60,7 +61,7 @@ static void top_add(const lli_ce_run *run, int64_t *top, const float *raw, int64
             continue;
         for (int64_t v = tile; v < end; v++) {
             if (least != INT64_MIN && !(raw[v] > packed_raw(least))) continue;
-            insert(top, n_top, lli_ce_pack(raw[v], column + v));
+            insert(top, n_top, pack(raw[v], column + v));
             least = top[n_top - 1];
         }
     }
@@ -222,6 +223,7 @@ void lli_ce_write_ignored(const lli_ce_run *run, int64_t i) {
 
 void lli_ce_gradient_zero(const lli_ce_run *run, int64_t i) {
     const ll_view *grad = &run->call->ce->grad_logits;
+    if (grad->cols == 0) return; /* an empty shard's data may be NULL */
     memset((void *)lli_row(grad, i), 0, (size_t)grad->cols * lli_dtype_bytes(grad->dtype));
 }
 

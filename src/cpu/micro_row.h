@@ -34,6 +34,14 @@ LLI_INLINE vf exp2_grid(vf d, float grid_bits) {
     return v_mul(v_fma(exp2_quotient(f), f, v_set(1.0f)), v_pow2(v_add(n, v_set(grid_bits))));
 }
 
+/* The same for -64 <= d <= 0 and kGridBits, where every result is normal: d + 1.5 2^23 is rounded to an
+ * integer as rint does, and its low bits go straight into the exponent. */
+LLI_INLINE vf exp2_grid_normal(vf d) {
+    const vf shift = v_set(0x1.8p23f + (float)kGridBits);
+    vf shifted = v_add(d, shift), f = v_sub(d, v_sub(shifted, shift));
+    return v_exponent_add(v_fma(exp2_quotient(f), f, v_set(1.0f)), shifted);
+}
+
 /* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation:
  * with e = 2^d, d = -2 |raw / C| log2 e, e - 1 = m:   tanh = -m / (2 + m),   slope = 4 e / (2 + m)^2 */
 LLI_INLINE vf softcap(vf raw, float cap, vf *slope) {
@@ -65,7 +73,7 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
     }
     float k = lli_softmax_anchor(zmax);
     vf minus_k = v_set(-k), floor_d = v_set(-64.0f);
-    int64_t s = 0, u = 0;
+    vw s = vw_zero(), u = vw_zero();
     /* Two terms of at most 2^30 each stay inside 32 unsigned bits; four equal maxima would not. */
     for (int64_t i = 0; i < kTileVectors; i += 2) {
         vi s2 = vi_zero(), u2 = vi_zero();
@@ -73,24 +81,24 @@ LLI_INLINE void tile_sums(const float *z, float zmax, const int want_entropy, ll
             vf x = v_load(z + j * kLanes);
             vf d = v_fma(x, v_set(LLI_LOG2E_LO), v_fma(x, v_set(LLI_LOG2E_HI), minus_k));
             d = v_max(d, floor_d);
-            vf p = exp2_grid(d, (float)kGridBits);
+            vf p = exp2_grid_normal(d);
             s2 = vi_add(s2, v_to_int(p));
             if (want_entropy) u2 = vi_add(u2, v_to_int(v_mul(p, v_sub(v_set(0.0f), d))));
         }
-        s += vi_sum_unsigned(s2);
-        if (want_entropy) u += vi_sum_unsigned(u2);
+        s = vw_add_unsigned(s, s2);
+        if (want_entropy) u = vw_add_unsigned(u, u2);
     }
-    lli_softmax_add(row, (int32_t)k, s, u);
+    lli_softmax_add_tile(row, (int32_t)k, vw_sum(s), want_entropy ? vw_sum(u) : 0);
 }
 
 /* Largest logit of a tile; NaN if one is NaN. */
 LLI_INLINE float tile_max(const float *z) {
     vf m = v_load(z);
-    int nan = v_any_nan(m, m);
-    for (int64_t j = 1; j < kTileVectors; j++) {
-        vf x = v_load(z + j * kLanes);
-        nan |= v_any_nan(x, x);
-        m = v_max(m, x);
+    int nan = 0;
+    for (int64_t j = 0; j < kTileVectors; j += 2) {
+        vf x = v_load(z + j * kLanes), y = v_load(z + (j + 1) * kLanes);
+        nan |= v_any_nan(x, y);
+        m = v_max(m, v_max(x, y));
     }
     return nan ? NAN : v_hmax(m);
 }
@@ -136,12 +144,19 @@ LLI_INLINE void logits(const lli_transform *transform, const float *raw, const f
 LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stretch, int32_t want,
                          const int want_entropy, lli_row_sums *sums, lli_row_target *target,
                          lli_exact *soft_sum) {
+    const int plain = !stretch->bias && transform->softcap == 0.0f && transform->temperature == 1.0f;
     for (int64_t first = 0; first < stretch->n_cols; first += kTileCols) {
-        float z[kTileCols];
+        float buffer[kTileCols];
+        const float *z = buffer;
         const int64_t n = stretch->n_cols - first < kTileCols ? stretch->n_cols - first : kTileCols;
-        logits(transform, stretch->raw + first, stretch->bias ? stretch->bias + first : NULL, z);
-        for (int64_t v = n; v < kTileCols; v++) z[v] = -INFINITY;
-        const int64_t column = stretch->column + first;
+        const int64_t column = stretch->column + first, at = stretch->target - column;
+        const int has_target = at >= 0 && at < kTileCols;
+        if (plain && n == kTileCols && !has_target) {
+            z = stretch->raw + first; /* logits as they lie */
+        } else {
+            logits(transform, stretch->raw + first, stretch->bias ? stretch->bias + first : NULL, buffer);
+            for (int64_t v = n; v < kTileCols; v++) buffer[v] = -INFINITY;
+        }
         float zmax = tile_max(z);
         /* The strict > keeps the lowest column within a thread's ascending order. */
         if ((want & LLI_WANT_ARGMAX) && (zmax > sums->max || sums->argmax < 0) && zmax == zmax) {
@@ -153,8 +168,7 @@ LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stre
         if (want & LLI_WANT_SOFT_SUM) {
             tile_soft_sum(z, stretch->class_weight ? stretch->class_weight + first : NULL, n, soft_sum);
         }
-        const int64_t at = stretch->target - column;
-        if (at < 0 || at >= kTileCols) {
+        if (!has_target) {
             tile_sums(z, zmax, want_entropy, &sums->others);
             continue;
         }
@@ -163,7 +177,7 @@ LLI_INLINE void stats_as(const lli_transform *transform, const lli_stretch *stre
         target->mine = 1;
         target->z = z[at];
         tile_sums(z, zmax, want_entropy, &target->whole);
-        z[at] = -INFINITY;
+        buffer[at] = -INFINITY;
         tile_sums(z, tile_max(z), 0, &target->rest);
     }
 }

@@ -107,6 +107,10 @@ static inline vf v_pow2(vf n) {
 static inline vi v_to_int(vf a) {
     return _mm256_cvtps_epi32(a);
 }
+static inline vf v_exponent_add(vf a, vf shifted) {
+    return _mm256_castsi256_ps(
+        _mm256_add_epi32(_mm256_castps_si256(a), _mm256_slli_epi32(_mm256_castps_si256(shifted), 23)));
+}
 static inline vi vi_zero(void) {
     return _mm256_setzero_si256();
 }
@@ -117,9 +121,16 @@ static inline int64_t vi_sum_64(vi a) {
     __m128i x = _mm_add_epi64(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     return _mm_cvtsi128_si64(x) + _mm_extract_epi64(x, 1);
 }
-static inline int64_t vi_sum_unsigned(vi a) {
-    return vi_sum_64(
-        _mm256_add_epi64(_mm256_and_si256(a, _mm256_set1_epi64x(0xffffffff)), _mm256_srli_epi64(a, 32)));
+typedef __m256i vw;
+static inline vw vw_zero(void) {
+    return _mm256_setzero_si256();
+}
+static inline vw vw_add_unsigned(vw sum, vi a) {
+    const vw even = _mm256_and_si256(a, _mm256_set1_epi64x(0xffffffff)), odd = _mm256_srli_epi64(a, 32);
+    return _mm256_add_epi64(_mm256_add_epi64(sum, even), odd);
+}
+static inline int64_t vw_sum(vw sum) {
+    return vi_sum_64(sum);
 }
 static inline int64_t vi_sum_signed(vi a) {
     return vi_sum_64(_mm256_add_epi64(_mm256_cvtepi32_epi64(_mm256_castsi256_si128(a)),

@@ -102,15 +102,26 @@ static inline vf v_pow2(vf n) {
 static inline vi v_to_int(vf a) {
     return _mm512_cvtps_epi32(a);
 }
+static inline vf v_exponent_add(vf a, vf shifted) {
+    return _mm512_castsi512_ps(
+        _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
 static inline vi vi_zero(void) {
     return _mm512_setzero_si512();
 }
 static inline vi vi_add(vi a, vi b) {
     return _mm512_add_epi32(a, b);
 }
-static inline int64_t vi_sum_unsigned(vi a) {
-    return _mm512_reduce_add_epi64(
-        _mm512_add_epi64(_mm512_and_si512(a, _mm512_set1_epi64(0xffffffff)), _mm512_srli_epi64(a, 32)));
+typedef __m512i vw;
+static inline vw vw_zero(void) {
+    return _mm512_setzero_si512();
+}
+static inline vw vw_add_unsigned(vw sum, vi a) {
+    const vw even = _mm512_and_si512(a, _mm512_set1_epi64(0xffffffff)), odd = _mm512_srli_epi64(a, 32);
+    return _mm512_add_epi64(_mm512_add_epi64(sum, even), odd);
+}
+static inline int64_t vw_sum(vw sum) {
+    return _mm512_reduce_add_epi64(sum);
 }
 static inline int64_t vi_sum_signed(vi a) {
     return _mm512_reduce_add_epi64(

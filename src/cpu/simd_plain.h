@@ -154,6 +154,11 @@ static inline vf v_pow2(vf n) {
     LLI_LANES r.x[l] = lli_float((bits.x[l] + 127u) << 23);
     return r;
 }
+/* a 2^m, where shifted is 1.5 2^23 + m in each lane, a and the result normal. */
+static inline vf v_exponent_add(vf a, vf shifted) {
+    LLI_LANES a.x[l] = lli_float(lli_bits(a.x[l]) + (lli_bits(shifted.x[l]) << 23));
+    return a;
+}
 static inline vi vi_zero(void) {
     vi r;
     LLI_LANES r.x[l] = 0;
@@ -163,9 +168,16 @@ static inline vi vi_add(vi a, vi b) {
     LLI_LANES a.x[l] += b.x[l];
     return a;
 }
-static inline int64_t vi_sum_unsigned(vi a) {
-    int64_t sum = 0;
+/* Lanes of 32 unsigned bits added up in 64. */
+typedef int64_t vw;
+static inline vw vw_zero(void) {
+    return 0;
+}
+static inline vw vw_add_unsigned(vw sum, vi a) {
     LLI_LANES sum += a.x[l];
+    return sum;
+}
+static inline int64_t vw_sum(vw sum) {
     return sum;
 }
 static inline int64_t vi_sum_signed(vi a) {

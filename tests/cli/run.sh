@@ -117,7 +117,7 @@ done
 
 # Kernels of one numerics id agree bit for bit; the reference has an id of its own.
 "$program" info >stdout 2>stderr
-for kernel in $(awk '/runs here$/ && $3 != "ref-f64-v1" { print $1 }' stdout); do
+for kernel in $(awk '/^  linear_ce_/ && /runs here$/ && $3 != "ref-f64-v1" { print $1 }' stdout); do
     export LL_KERNEL="$kernel"
     wants 0 loss score $score --bias b.npy --json
     equals kernel "$kernel" && equals digest "$digest" && equals loss "$loss"
@@ -155,6 +155,9 @@ wants 0 '"kernels"' info --json
 wants 2 "not understood" bench f:f32:n4:q9
 wants 2 "not understood" bench f:f32:n4:d8:v9 nonsense
 wants 0 '"gflops"' bench --json --seconds 0 f:f32:n8:d16:v100
+wants 0 "ce_cpu_" bench --seconds 0 ce:f32:n8:v100 cef:bf16:n8:v100:ids2 ceb:f16:n8:v100
+wants 2 "bench repeats calls" bench --seconds 0 ce:f32:n8:v100:inplace
+wants 2 "ce over ranks" bench --seconds 0 --ranks 2 ce:f32:n8:v100
 wants 0 "fb:bf16:n8:d16:v100" bench --seconds 0 --threads 1 fb:bf16:n8:d16:v100 b:f32:n8:d16:v100
 
 finish

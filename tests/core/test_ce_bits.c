@@ -59,7 +59,7 @@ static void kernels_and_threads(void **state) {
         struct fixture f;
         make(&f, texts[t]);
         f.problem.n_threads = 1;
-        run_into(list.kernels[0].name, &f.problem, &f.operands, &f.results);
+        run_into(best_kernel_of("ce_cpu"), &f.problem, &f.operands, &f.results);
         for (int32_t k = 0; k < list.count; ++k) {
             for (int32_t threads = 1; threads <= 5; threads += 2) {
                 struct ce_results other;
@@ -79,13 +79,12 @@ static void kernels_and_threads(void **state) {
 /* B75, B76: pieces of 1, 2, 7 and 16 rows, everything but the sums over the call. */
 static void rows_in_any_batch(void **state) {
     (void)state;
-    const struct kernel_list list = kernels_of("ce_cpu");
     static const int64_t sizes[] = {1, 2, 7, 16};
     int64_t failed = 0;
     for (int t = 0; t < kTexts; ++t) {
         struct fixture f;
         make(&f, texts[t]);
-        run_into(list.kernels[0].name, &f.problem, &f.operands, &f.results);
+        run_into(best_kernel_of("ce_cpu"), &f.problem, &f.operands, &f.results);
         for (int s = 0; s < 4; ++s) {
             struct ce_results pieces;
             assert_true(ce_results_create(&f.problem, &f.operands, &pieces));
@@ -94,7 +93,7 @@ static void rows_in_any_batch(void **state) {
                 ll_ce_args args = ce_problem_args(&f.problem, &f.operands, &pieces, LL_PASS_FORWARD_BACKWARD);
                 ce_problem_slice(&f.problem, &args, first, count);
                 assert_int_equal(
-                    ce_kernel_run(list.kernels[0].name, &f.problem, LL_PASS_FORWARD_BACKWARD, &args),
+                    ce_kernel_run(best_kernel_of("ce_cpu"), &f.problem, LL_PASS_FORWARD_BACKWARD, &args),
                     LL_STATUS_OK);
             }
             *pieces.sums = *f.results.sums;
@@ -109,15 +108,14 @@ static void rows_in_any_batch(void **state) {
 /* B81: twenty calls on three threads. */
 static void calls_repeat(void **state) {
     (void)state;
-    const struct kernel_list list = kernels_of("ce_cpu");
     struct fixture f;
     int64_t failed = 0;
     make(&f, "ce:bf16:n200:v900:ls0.1:cw:tw:zl0.01:up:th3");
-    run_into(list.kernels[0].name, &f.problem, &f.operands, &f.results);
+    run_into(best_kernel_of("ce_cpu"), &f.problem, &f.operands, &f.results);
     for (int repeat = 0; repeat < 20; ++repeat) {
         struct ce_results again;
         assert_true(ce_results_create(&f.problem, &f.operands, &again));
-        run_into(list.kernels[0].name, &f.problem, &f.operands, &again);
+        run_into(best_kernel_of("ce_cpu"), &f.problem, &f.operands, &again);
         failed += ce_differences(&f.problem, "again", &again, &f.results, kAllFields);
         ce_results_destroy(&again);
     }
@@ -147,7 +145,7 @@ static void linear_ce_has_the_same_bits(void **state) {
         const int64_t n = p->n_tokens, v = p->v_total;
         struct ce_results other;
         assert_true(ce_results_create(p, &f.operands, &other));
-        run_into(kernels_of("ce_cpu").kernels[0].name, p, &f.operands, &f.results);
+        run_into(best_kernel_of("ce_cpu"), p, &f.operands, &f.results);
         float *w = calloc((size_t)(v * v), sizeof *w);
         assert_non_null(w);
         for (int64_t c = 0; c < v; ++c) w[c * v + c] = 1.0f;
@@ -177,7 +175,7 @@ static void linear_ce_has_the_same_bits(void **state) {
         linear.n_hidden = v;
         linear.w_dtype = LL_DTYPE_F32;
         linear.frozen = LL_FROZEN_W;
-        assert_int_equal(kernel_run(kernels_here().kernels[0].name, &linear, LL_PASS_FORWARD_BACKWARD, &args),
+        assert_int_equal(kernel_run(best_kernel_of("linear_ce_"), &linear, LL_PASS_FORWARD_BACKWARD, &args),
                          LL_STATUS_OK);
         /* A product's chain starts from +0, so a zero of ours may be the other's of other sign. */
         for (int64_t i = 0; i < n * v; ++i) {

@@ -224,6 +224,49 @@ static void softcap_and_slope(void **unused) {
     }
 }
 
+/* Between f32 and the dtypes of given logits: every 16-bit pattern, f32 around every rounding, NaN and
+ * infinity, and lengths that are no multiple of a vector; nothing is written behind the end. */
+static void given_logits(void **unused) {
+    (void)unused;
+    enum { kAll = 65536 };
+    static uint16_t half[kAll + 1];
+    static float wide[kAll + 1];
+    const int32_t dtypes[] = {LL_DTYPE_BF16, LL_DTYPE_F16};
+    for (int m = 0; m < n_micros; m++) {
+        for (int t = 0; t < 2; t++) {
+            for (int64_t i = 0; i < kAll; i++) half[i] = (uint16_t)i;
+            for (int64_t n = kAll - 20; n <= kAll; n++) {
+                wide[n] = canary;
+                micros[m]->widen(half, dtypes[t], n, wide);
+                assert_bits(wide[n], canary);
+            }
+            for (int64_t i = 0; i < kAll; i++) {
+                const float want = lli_load(half, dtypes[t], i);
+                if (want == want) assert_bits(wide[i], want);
+                if (want != want) assert_true(wide[i] != wide[i]);
+            }
+            for (uint32_t below = 0; below < 65536; below += 8191) { /* the bits that are rounded off */
+                for (int64_t i = 0; i < kAll; i++) wide[i] = lli_float((uint32_t)i << 16 | below);
+                micros[m]->narrow(wide, kAll - 3, half, dtypes[t]);
+                for (int64_t i = 0; i < kAll - 3; i++) {
+                    const uint16_t want = t == 0 ? lli_f32_to_bf16(wide[i]) : lli_f32_to_f16(wide[i]);
+                    if (half[i] != want) fail_msg("%a: got %#x want %#x", wide[i], half[i], want);
+                }
+            }
+        }
+        float z[70];
+        int64_t greater = 0;
+        fill(z, 70, 2.0f);
+        z[7] = NAN;
+        z[9] = z[69] = INFINITY;
+        for (int64_t i = 0; i < 70; i++) greater += z[i] > 0.5f;
+        assert_int_equal(micros[m]->count_greater(z, 70, 0.5f), greater);
+        assert_int_equal(micros[m]->count_greater(z, 69, 0.5f), greater - 1);
+        assert_int_equal(micros[m]->count_greater(z, 70, INFINITY), 0);
+        assert_int_equal(micros[m]->count_greater(z, 70, NAN), 0);
+    }
+}
+
 int main(void) {
     char why[160];
     micros[n_micros++] = &lli_micro_plain;
@@ -235,10 +278,8 @@ int main(void) {
 #endif
     (void)why;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(packing),
-        cmocka_unit_test(products),
-        cmocka_unit_test(statistics),
-        cmocka_unit_test(softcap_and_slope),
+        cmocka_unit_test(packing),           cmocka_unit_test(products),     cmocka_unit_test(statistics),
+        cmocka_unit_test(softcap_and_slope), cmocka_unit_test(given_logits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,6 +57,31 @@ static void b51_confident_log_probs(void **state) {
     ce_rig_close(rig);
 }
 
+/* lse is rounded: of a confident token it may lie below the logit by a little. */
+static void log_probs_are_never_above_0(void **state) {
+    enum { kRows = 400 };
+    static int64_t ids[kRows], top[kRows];
+    static float logp[kRows], top_logp[kRows];
+    uint64_t random = 17;
+    struct ce_rig *rig = ce_rig_open(kernel_of(state), kRows, 3, LL_DTYPE_F32);
+    rig->desc.n_ids = rig->desc.n_top = 1;
+    rig->args.ids = ll_view_matrix(ids, LL_DTYPE_I64, kRows, 1, 0);
+    rig->args.id_logp = logp;
+    rig->args.top_logp = top_logp;
+    rig->args.top_ids = top;
+    for (int64_t i = 0; i < kRows; ++i) {
+        ids[i] = i % 3;
+        ce_rig_set(rig, i, ids[i], 16.0 + 8.0 * fabs(problem_normal(&random)));
+    }
+    ce_rig_run(rig, LL_PASS_FORWARD);
+    for (int64_t i = 0; i < kRows; ++i) {
+        assert_true(logp[i] <= 0.0f && logp[i] > -1e-6f);
+        assert_true(top[i] == ids[i] && top_logp[i] == logp[i]);
+        assert_true(rig->nll[i] >= 0.0f);
+    }
+    ce_rig_close(rig);
+}
+
 static void b52_true_class_gradient_in_bf16(void **state) {
     struct ce_rig *rig = ce_rig_open(kernel_of(state), 1, 32000, LL_DTYPE_BF16);
     const double z[] = {7, 0};
@@ -245,6 +270,7 @@ int main(void) {
     static const struct ce_fault faults[] = {
         FAULT(b50_common_offsets),
         FAULT(b51_confident_log_probs),
+        FAULT(log_probs_are_never_above_0),
         FAULT(b52_true_class_gradient_in_bf16),
         FAULT(b53_sixteen_bit_logits_are_the_same_numbers),
         FAULT(b59_infinite_logits),
