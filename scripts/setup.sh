@@ -29,6 +29,8 @@ if [ "$what" = test ]; then
         if "$python" -c 'import numpy' 2>/dev/null; then numpy=yes; fi
     done
     [ $numpy = yes ] || missing+=(python3-numpy)
+    # The tests of the Python package make a venv (scripts/python_env.sh).
+    python3 -c 'import venv, ensurepip' 2>/dev/null || missing+=(python3-venv)
 fi
 
 as_root() {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -104,6 +105,9 @@ class PlanDesc(NamedTuple):
     grad_logits_dtype: int = 0
 
 
+_alive: weakref.WeakSet[Plan] = weakref.WeakSet()
+
+
 class Plan:
     """A plan of the library, immutable. ``comm`` is a communicator that outlives it (``logitless.torch``), or None."""
 
@@ -116,6 +120,7 @@ class Plan:
                 f"logitless: tensors on a device of DLPack type {desc.device_type}, want CPU (1) or CUDA (2)"
             )
         self.comm = comm
+        _alive.add(self)
         self.handle: int = _module.plan_create(
             desc.device_type, desc.device_id, backend, *desc[2:], 0 if comm is None else comm.address
         )
@@ -143,6 +148,9 @@ def round_up_tokens(n: int) -> int:
     return max(64, 1 << (n - 1).bit_length())
 
 
+_caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
+
+
 class PlanCache:
     """The plans used last, at most ``limit``; safe to use from any thread.
 
@@ -151,6 +159,7 @@ class PlanCache:
 
     def __init__(self, limit: int = 32) -> None:
         self.limit = limit
+        _caches.add(self)
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -185,6 +194,21 @@ class PlanCache:
 
 
 plans = PlanCache()
+
+
+def _after_fork() -> None:
+    """In a forked child: plans whose threads or CUDA context stayed behind are forgotten, without being destroyed.
+
+    The library would serve a child from such a plan with one thread; a new plan has threads of its own.
+    """
+    for plan in list(_alive):
+        plan.handle = 0
+    for cache in list(_caches):
+        cache._plans.clear()
+        cache._lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class KernelInfo(NamedTuple):

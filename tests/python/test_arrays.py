@@ -1,6 +1,9 @@
 """logitless.LinearCE over NumPy, JAX, CuPy and PyTorch arrays; errors; the cache of plans."""
 
+import os
+import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -181,6 +184,32 @@ def test_threads_share_plans():
     for t in threads:
         t.join()
     assert not faults and len(_ffi.plans) == 1
+
+
+def test_a_forked_child_makes_its_own_plans():
+    """B95: the worker threads of a plan do not come along; whoever waited for them would wait for ever."""
+    x, w, y, b = problem(n=200, d=32, v=3000)
+    head = logitless.LinearCE(n_threads=2)
+    want = head.forward(x, w, y, bias=b).loss
+    child = os.fork()
+    if child == 0:
+        try:
+            fine = np.array_equal(head.forward(x, w, y, bias=b).loss, want)
+            logitless.clear_plans()
+        except BaseException:
+            fine = False
+        os._exit(0 if fine else 1)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert np.array_equal(head.forward(x, w, y, bias=b).loss, want)
 
 
 def test_kernels_are_listed():

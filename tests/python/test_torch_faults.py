@@ -185,6 +185,8 @@ def test_b82_masked_columns_leave_entropy_and_gradient_finite(device):
         ({"target": torch.zeros(3)}, "dtype is torch.float32"),
         ({"w": torch.zeros(9, 15)}, "x and w"),
         ({"w": torch.zeros(9, 16, dtype=torch.float64)}, "float64"),
+        ({"main_grad": torch.zeros(9, 15)}, "main_grad"),
+        ({"main_grad": torch.zeros(9, 16, dtype=torch.bfloat16)}, "main_grad"),
         ({"main_grad": torch.zeros(9, 16), "mode": "one_pass"}, "one_pass"),
     ],
 )

@@ -219,6 +219,10 @@ class CE(torch.autograd.Function):
         return backward(up_loss, up_lse, up_entropy, rows_of(logits), *saved, ctx.options, ctx.state), *nothing
 
 
+# Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
+_apply = super(torch.autograd.Function, CE).apply
+
+
 # ---- Operators --------------------------------------------------------------------------------------------------
 
 _SCHEMA = "Tensor logits, Tensor target, Tensor? class_weight, Tensor? token_weight, Tensor? divisor, " + SCHEMA_OPTIONS
@@ -286,7 +290,7 @@ def ce(
             raise _ffi.ArgumentError("cross_entropy: in_place and mode 'one_pass' are for eager code")
         results = _OP_FORWARD(logits, target, class_weight, token_weight, divisor, *o)
     elif o.frozen != FROZEN_ALL:
-        return CE.apply(logits, target, class_weight, token_weight, divisor, o, in_place, one_pass)
+        return _apply(logits, target, class_weight, token_weight, divisor, o, in_place, one_pass)
     else:
         results = forward(rows_of(logits), target, class_weight, token_weight, divisor, o)
     return (results[0], *results[2:7]) if o.outputs else results[0]

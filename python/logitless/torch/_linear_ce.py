@@ -255,6 +255,10 @@ class LinearCE(torch.autograd.Function):
         return grad_x, grad_w, None, grad_bias, None, None, None, None, None, None
 
 
+# Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
+_apply = super(torch.autograd.Function, LinearCE).apply
+
+
 # ---- Operators --------------------------------------------------------------------------------------------------
 # An operator has no optional results: what is not wanted is an empty tensor.
 
@@ -353,7 +357,7 @@ def linear_ce(
         op = _OP_FORWARD_BACKWARD if one_pass else _OP_FORWARD
         results = op(x, w, target, bias, class_weight, token_weight, divisor, main_grad, *o)
     elif o.frozen != FROZEN_ALL:
-        return LinearCE.apply(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o, one_pass)
+        return _apply(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o, one_pass)
     else:
         results = forward(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o)
     return (results[0], *results[2:7]) if o.outputs else results[0]

@@ -177,6 +177,8 @@ def _prepare(
     if mode not in MODES:
         refuse("mode", repr(mode), "'auto', 'recompute' or 'one_pass'")
     _check_shapes(x, w, target, bias)
+    if main_grad is not None and (main_grad.shape != w.shape or main_grad.dtype != torch.float32):
+        refuse("main_grad", f"{list(main_grad.shape)} {main_grad.dtype}", f"{list(w.shape)} torch.float32")
     x, w, bias = _cast(x, w, bias)
     group_name, v_begin, v_total = shard(w.shape[0], group, vocab_start, vocab_size)
     if shift:
