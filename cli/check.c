@@ -245,8 +245,7 @@ int ll_cmd_check(int argc, char **argv) {
         {"comm", CLI_STRING, &o.comm, "threads|mpi|nccl",
          .help = "what joins the ranks: threads of this process, or processes of mpirun; default threads"},
         {"backend", CLI_STRING, &o.backend, "auto|cpu|cuda",
-         .help =
-             "cuda: all but the reference on the GPU, one rank (not yet run on one); default auto, a CPU"},
+         .help = "cuda: all but the reference on the GPU, one rank; default auto, a CPU"},
         {"threads", CLI_INT64, &o.threads, "N",
          "of this process; default LL_NUM_THREADS if set, else the CPUs of this process", .min = 1,
          .max = 1024},

@@ -4,6 +4,8 @@
 
 #include "cuda/work.h"
 
+#include <stdbool.h>
+
 typedef struct lli_cuda_ce {
     lli_cuda_finish row; /* of a chunk of rows: targets, transform, row results, gradient coefficients */
     ll_view logits;      /* all rows of the call; data as the caller gave it */
@@ -31,6 +33,12 @@ LLI_C int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *sha
 LLI_C int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream);
 /* ce_dz.cu: the gradient of any rows from row.grads. */
 LLI_C int lli_cuda_ce_dz_launch(const lli_cuda_ce *args, cudaStream_t stream);
+
+/* True if every row starts on 16 bytes. */
+static inline bool lli_cuda_on_16_bytes(const ll_view *view) {
+    const int64_t bytes = view->dtype == LL_DTYPE_F32 ? 4 : 2;
+    return (uintptr_t)view->data % 16 == 0 && view->row_stride * bytes % 16 == 0;
+}
 
 /* ce_ids.cu: logits of ids and of the top and the ids' ranks, before a gradient may be written over them ...
  */

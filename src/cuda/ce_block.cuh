@@ -12,11 +12,10 @@ enum {
     kTileWarps = 16,
     kFinishWarps = 2,
     kOtherWarps = kFinishWarps + 1, /* and load */
-    kSlotsMax = 3,      /* no more than there are finish warps in a cluster; a single block has two */
-    kSmallKib = 64,     /* of a row in a block with three slots */
-    kLargeKib = 96,     /* with two */
-    kPortable = 8,      /* blocks of a cluster on any device that has clusters */
-    kThreadsBound = 768 /* 80 registers a thread: two blocks of 8 tile warps fit a multiprocessor */
+    kSlotsMax = 3,  /* no more than there are finish warps in a cluster; a single block has two */
+    kSmallKib = 64, /* of a row in a block with three slots */
+    kLargeKib = 96, /* with two */
+    kPortable = 8   /* blocks of a cluster on any device that has clusters */
 };
 
 /* What a warp found in its tiles of a row. */

@@ -191,14 +191,10 @@ static ll_status end_call(const ce_run *run) {
     return LL_STATUS_OK;
 }
 
-static bool on_16_bytes(const ll_view *view) {
-    const int64_t bytes = (int64_t)lli_dtype_bytes(view->dtype);
-    return (uintptr_t)view->data % 16 == 0 && view->row_stride * bytes % 16 == 0;
-}
-
 static bool fits_chip(const ce_run *run) {
-    return run->device->shape.clusters > 0 && !run->args.row.smoothing && on_16_bytes(&run->args.logits) &&
-           (!run->args.grad.data || on_16_bytes(&run->args.grad));
+    return run->device->shape.clusters > 0 && !run->args.row.smoothing &&
+           lli_cuda_on_16_bytes(&run->args.logits) &&
+           (!run->args.grad.data || lli_cuda_on_16_bytes(&run->args.grad));
 }
 
 /* Row results, and the coefficients of their gradients, by chunks of tokens. */

@@ -94,7 +94,7 @@ static __device__ inline void lay_out(const lli_cuda_ce *args, const lli_cuda_ce
 }
 
 template <typename E, bool kEntropy, bool kPlain>
-static __global__ void __launch_bounds__(kThreadsBound)
+static __global__ void __launch_bounds__(32 * (kTileWarps + kOtherWarps), 1)
     rows(const __grid_constant__ lli_cuda_ce args, const __grid_constant__ lli_cuda_ce_shape shape) {
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) unsigned char memory[];
@@ -212,22 +212,21 @@ static int open_shape(int32_t dtype, lli_cuda_ce_shape *shape) {
     return status;
 }
 
-/* The cluster with the most slots and tile warps at work on the device at once. Sizes that fall badly into
- * the groups of multiprocessors leave some idle. Of equal ones the one in more, smaller blocks, several of
- * which share a multiprocessor and take turns at waiting; but no blocks of few warps. 16 blocks only for rows
- * that need them. */
+/* The cluster with the most slots and tile warps at work on the device at once, the smallest of equal ones.
+ * Sizes that fall badly into the groups of multiprocessors leave some idle. 16 blocks only for rows that need
+ * them. */
 extern "C" int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *shape) {
     const int64_t element_bytes = dtype == LL_DTYPE_F32 ? 4 : 2;
     int64_t best = 0;
     *shape = lli_cuda_ce_shape{};
     for (int32_t cluster = 1; cluster <= 2 * kPortable; cluster += cluster < kPortable ? 1 : kPortable) {
         lli_cuda_ce_shape tried = shape_of(v, element_bytes, cluster);
-        const bool enough = best && (cluster > kPortable || tried.tile_warps < kTileWarps / 2);
+        const bool enough = best && (cluster > kPortable || (cluster > 2 && tried.tile_warps < 4));
         if (!tried.cluster || enough) continue;
         const int status = open_shape(dtype, &tried);
         if (status) return status;
         const int64_t work = (int64_t)tried.clusters * tried.cluster * tried.tile_warps * tried.slots;
-        if (work < best || !work) continue;
+        if (work <= best) continue;
         best = work;
         *shape = tried;
     }
