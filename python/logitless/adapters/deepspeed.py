@@ -27,10 +27,11 @@ def _bounds(rows: int, start: Optional[int], end: Optional[int], tp_group: Any, 
         raise ArgumentError("vocab_parallel: vocab_start_index and vocab_end_index are given together or not at all")
     if start is None:
         return {}
-    found = torch.tensor([end, end - start != rows], dtype=torch.int64, device=device)
+    total, wrong = end, end - start != rows
     if group_size(tp_group) > 1:
+        found = torch.tensor([total, wrong], dtype=torch.int64, device=device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=tp_group)
-    total, wrong = found.tolist()
+        total, wrong = found.tolist()
     if wrong:
         raise ArgumentError(
             f"vocab_parallel: on some rank [vocab_start_index, vocab_end_index) does not hold its shard; here "
