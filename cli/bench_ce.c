@@ -79,7 +79,7 @@ static ll_status saved(const ce_run *forward, const struct problem *problem,
 int bench_ce(const struct problem *problem, const ll_plan *plan, double seconds, bench_row *row) {
     struct ce_operands operands = {0};
     struct ce_results results = {0};
-    const bool on_gpu = strcmp(ll_plan_kernel(plan), "ce_cuda") == 0;
+    const bool on_gpu = strncmp(ll_plan_kernel(plan), "ce_cuda", 7) == 0;
     ce_gpu gpu = {0};
     void *workspace = NULL;
     size_t forward_bytes = 0, pass_bytes = 0;

@@ -1,13 +1,15 @@
-/* The CUDA kernel of ce over given logits.
+/* The CUDA kernels of ce over given logits.
  *
- *   forward            [ rows on the chip ]  or, for chunks of tokens,  statistics -> finish
- *   forward_backward   the same, with the gradient; or statistics -> finish -> gradient
- *   backward           coefficients -> gradient
+ *                      ce_cuda                                  ce_cuda_chip, where a row fits
+ *   forward            chunks of tokens: statistics -> finish   rows on the chip
+ *   forward_backward   the same -> gradient                     rows on the chip, with the gradient
+ *   backward           coefficients -> gradient                 likewise
  *   ids, the top       gathered before anything is written, turned into log-probabilities at the end
  *
- * Rows lie on the chip (ce_rows.cu) where they start on 16 bytes, fit, there is no label smoothing and the
- * device has clusters; the other way reads logits twice and gives the same bits. numerics
- * "ce-ex2-sm<arch>-v1": docs/cuda.md. */
+ * Rows lie on the chip (ce_rows.cu) where they start on 16 bytes, fit, and there is no label smoothing; other
+ * calls of ce_cuda_chip go ce_cuda's way. Both have the same numerics and bits; ce_cuda comes first and takes
+ * everything, so the other one runs for who names it (LL_KERNEL). numerics "ce-ex2-sm<arch>-v1":
+ * docs/cuda-ce.md. */
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/workspace.h"
@@ -251,6 +253,16 @@ static bool machine_ok(char *why, size_t why_bytes) {
     return lli_cuda_here(why, why_bytes, &device, &arch);
 }
 
+static bool chip_machine_ok(char *why, size_t why_bytes) {
+    int32_t device, arch;
+    if (!lli_cuda_here(why, why_bytes, &device, &arch)) return false;
+    if (arch >= 90) return true;
+    snprintf(why, why_bytes,
+             "GPU %d has compute capability %d.%d; a row on the chip needs clusters, 9.0 or later", device,
+             arch / 10, arch % 10);
+    return false;
+}
+
 static void name_numerics(int32_t arch, char *text, size_t text_bytes) {
     snprintf(text, text_bytes, "ce-ex2-sm%d-v1", arch);
 }
@@ -296,7 +308,7 @@ static ll_status open_plan(ll_plan *plan) {
     name_numerics(device->arch, device->numerics, sizeof device->numerics);
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
-    if (device->arch < 90) return LL_STATUS_OK;
+    if (!plan->kernel->isa) return LL_STATUS_OK;
     const int status = lli_cuda_ce_rows_open(problem->logits_dtype, problem->v_total, &device->shape);
     if (status) return lli_cuda_fail(status, "ll_plan_create", "fitting rows on the chip");
     return LL_STATUS_OK;
@@ -315,6 +327,23 @@ const lli_kernel lli_ce_cuda = {
     .configure = configure,
     .workspace = workspace,
     .run = run,
+    .open = open_plan,
+    .close = close_plan,
+    .numerics_here = numerics_here,
+};
+
+static const bool on_chip = true;
+
+const lli_kernel lli_ce_cuda_chip = {
+    .name = "ce_cuda_chip",
+    .op = LL_OP_CE,
+    .backend = LL_BACKEND_CUDA,
+    .machine_ok = chip_machine_ok,
+    .accepts = accepts,
+    .configure = configure,
+    .workspace = workspace,
+    .run = run,
+    .isa = &on_chip,
     .open = open_plan,
     .close = close_plan,
     .numerics_here = numerics_here,

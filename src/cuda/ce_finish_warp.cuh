@@ -92,7 +92,7 @@ static __device__ inline void finish_warp(const ce_block<E> *block, int32_t whic
     const int64_t stride = (int64_t)kFinishWarps * block->cluster * block->step;
     gather_state *gather = &block->state->gathers[which];
     const int32_t n_records = block->cluster * block->n_warps, mine = which * block->cluster + block->rank;
-    const uint32_t bytes = (uint32_t)(n_records * sizeof(warp_record) + sizeof(target_record));
+    const uint32_t bytes = (uint32_t)(n_records * sizeof(warp_record));
     const lli_loss_terms terms = terms_of(&args->row, 0, NULL);
     int32_t slot = mine % block->slots;
     uint32_t phase = 0;
@@ -104,10 +104,15 @@ static __device__ inline void finish_warp(const ce_block<E> *block, int32_t whic
         const bool first_lane = lane_of() == 0;
         lli_row_result result = {};
         int64_t argmax = -1;
+        /* Also of a row without a target, whose records say nothing: coefficients sent before the row's slot
+         * is its own would go to the row before it. */
+        if (first_lane) {
+            ptx_mbarrier_arrive_expect_tx(address_of(&gather->gathered),
+                                          bytes + (y >= 0 ? (uint32_t)sizeof(target_record) : 0u));
+        }
+        await(&gather->gathered, phase);
+        phase ^= 1;
         if (y >= 0) {
-            if (first_lane) ptx_mbarrier_arrive_expect_tx(address_of(&gather->gathered), bytes);
-            await(&gather->gathered, phase);
-            phase ^= 1;
             result = merge_records<kEntropy>(args, block->records + (int64_t)which * n_records, n_records,
                                              &gather->target, terms.class_total, &argmax);
         }

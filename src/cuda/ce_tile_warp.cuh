@@ -191,6 +191,14 @@ static __device__ __noinline__ void gather_target(const ce_block<E> *block, cons
     __syncwarp(); /* whole before it is sent */
 }
 
+/* The warp's record to a row's finisher. */
+template <typename E>
+static __device__ inline void send_record(const ce_block<E> *block, const ce_finisher *finisher) {
+    const int32_t from = finisher->warp * block->cluster + block->rank;
+    send(&block->state->records[warp_of()], &block->records[from * block->n_warps + warp_of()], kRecordPieces,
+         &block->state->gathers[finisher->warp].gathered, (uint32_t)finisher->block);
+}
+
 /* The warp's record of row i, whose target is y, to the row's finisher. */
 template <typename E, bool kEntropy, bool kPlain>
 static __device__ inline void row_statistics(const ce_block<E> *block, int32_t slot, int64_t i, int64_t y,
@@ -232,11 +240,9 @@ static __device__ inline void row_statistics(const ce_block<E> *block, int32_t s
         }
     }
     __syncwarp(); /* whole before it is sent */
-    gather_state *gather = &state->gathers[finisher->warp];
-    send(record,
-         &block->records[(finisher->warp * block->cluster + block->rank) * block->n_warps + warp_of()],
-         kRecordPieces, &gather->gathered, (uint32_t)finisher->block);
+    send_record(block, finisher);
     if (target_tile >= 0 && target_tile / 32 % block->n_warps == warp_of()) {
+        gather_state *gather = &state->gathers[finisher->warp];
         gather_target<E, kEntropy, kPlain>(block, row, (int32_t)at, &state->targets[warp_of()]);
         send(&state->targets[warp_of()], &gather->target, kTargetPieces, &gather->gathered,
              (uint32_t)finisher->block);
@@ -343,7 +349,11 @@ static __device__ inline void tile_warp(const ce_block<E> *block, int64_t i) {
             const int64_t y = target_from(&args->row.targets, next);
             next = raw_target(&args->row, i + block->step);
             await(&slots[turn.slot].full, turn.phase);
-            if (y >= 0) row_statistics<E, kEntropy, kPlain>(block, turn.slot, i, y, &finisher);
+            if (y >= 0) {
+                row_statistics<E, kEntropy, kPlain>(block, turn.slot, i, y, &finisher);
+            } else {
+                send_record(block, &finisher); /* of no row: its finisher must not run ahead of the slots */
+            }
             if (!gradient) arrive(&slots[turn.slot].empty);
             next_turn(&turn, block->slots);
             next_finisher(&finisher, block->cluster);

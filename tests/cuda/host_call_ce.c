@@ -35,7 +35,7 @@ static ll_status host_call(const ll_plan *plan, const ll_ce_args *args, ll_strea
                            ll_pass pass) {
     const char *kernel = ll_plan_kernel(plan);
     ll_status status;
-    if (stream || !kernel || strcmp(kernel, "ce_cuda") != 0) return call(plan, args, stream);
+    if (stream || !kernel || strncmp(kernel, "ce_cuda", 7) != 0) return call(plan, args, stream);
     if (refused(plan, args, call, pass, &status)) return status;
     struct image image;
     const bool by_token = plan->problem.loss.reduction == LL_REDUCTION_NONE;
