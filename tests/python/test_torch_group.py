@@ -15,7 +15,7 @@ CHECKS = {
 }
 
 
-PAIRS = [(size, check) for size, checks in CHECKS.items() for check in checks]
+PAIRS = [(size, check) for size, checks in CHECKS.items() for check in checks] + [(4, "ends")]
 
 
 @pytest.fixture(scope="module")

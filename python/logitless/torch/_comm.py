@@ -8,6 +8,7 @@ order its additions by size and time, and the bits of grad_x must depend on the 
 from __future__ import annotations
 
 import ctypes as c
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -56,7 +57,8 @@ class Communicator:
     """A rank's end of a group. ``address`` is that of its ``ll_comm``."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        # Weakly: dist.destroy_process_group must end the group; one that outlives it aborts the interpreter at exit.
+        self._group = weakref.ref(group)
         self.size = dist.get_world_size(group)
         self.plans = _ffi.PlanCache()  # only this group's: they point to the struct
         self._sentence = c.create_string_buffer(1)
@@ -73,6 +75,18 @@ class Communicator:
             error=_ERROR(self._error),
         )
         self.address = c.addressof(self._struct)
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The group; None, which means the default one to torch.distributed, never comes out."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError("the group was destroyed")
+        return group
+
+    def is_of(self, group: dist.ProcessGroup) -> bool:
+        """Whether this is a communicator of that very group."""
+        return self._group() is group
 
     def plan(self, key: Hashable, make: Callable[[], _ffi.Plan]) -> _ffi.Plan:
         """The plan of a call. Making one is collective, so the ranks first ask each other whether all have theirs."""
@@ -152,7 +166,7 @@ def communicator(name: str) -> Communicator:
     """The communicator of the group of that name; a new one where the name has come to mean another group."""
     group = dist.distributed_c10d._resolve_process_group(name)
     known = _communicators.get(name)
-    if known is None or known.group is not group:
+    if known is None or not known.is_of(group):
         if known is not None:
             known.plans.clear()  # before the struct that they point to goes
         known = _communicators[name] = Communicator(group)
