@@ -59,6 +59,46 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch) 
     return true;
 }
 
+bool lli_cuda_machine_ok(char *why, size_t why_bytes) {
+    int32_t device, arch;
+    return lli_cuda_here(why, why_bytes, &device, &arch);
+}
+
+bool lli_cuda_takes(const lli_problem *problem, char *why, size_t why_bytes) {
+    if (problem->in_group) {
+        snprintf(why, why_bytes, "the plan has a communicator; on a GPU this version runs on one rank");
+        return false;
+    }
+    if (problem->n_tokens_max > (int64_t)1 << 30) {
+        snprintf(why, why_bytes, "n_tokens_max is above 2^30");
+        return false;
+    }
+    return true;
+}
+
+const char *lli_cuda_numerics(const char *prefix) {
+    static _Thread_local char text[32];
+    int32_t device, arch = 0;
+    char why[160];
+    if (lli_cuda_here(why, sizeof why, &device, &arch)) {
+        snprintf(text, sizeof text, "%s-sm%d-v1", prefix, arch);
+    } else {
+        snprintf(text, sizeof text, "%s-v1", prefix);
+    }
+    return text;
+}
+
+ll_status lli_cuda_on_device(int32_t device, const char *pass, ll_status (*queue)(const void *context),
+                             const void *context) {
+    int callers = 0;
+    int status = (int)cudaGetDevice(&callers);
+    if (!status && callers != device) status = (int)cudaSetDevice(device);
+    if (status) return lli_cuda_fail(status, pass, "choosing the plan's device");
+    const ll_status result = queue(context);
+    if (callers != device) (void)cudaSetDevice(callers);
+    return result;
+}
+
 static void describe(char *text, size_t text_bytes) {
     int count = 0, driver = 0;
     char why[160];

@@ -218,7 +218,8 @@ static ll_status chunks(const ce_run *run) {
     return LL_STATUS_OK;
 }
 
-static ll_status queue(const ce_run *run) {
+static ll_status queue(const void *context) {
+    const ce_run *run = context;
     LLI_TRY(begin_call(run));
     if (run->call->n_tokens == 0) return end_call(run);
     if (run->call->pass == LL_PASS_BACKWARD) {
@@ -234,24 +235,12 @@ static ll_status queue(const ce_run *run) {
     return end_call(run);
 }
 
-/* On the plan's device, whatever the caller's is. */
 static ll_status run(const ll_plan *plan, const lli_call *call) {
     const ce_run queued = run_of(plan, call);
-    int callers = 0;
-    int status = (int)cudaGetDevice(&callers);
-    if (!status && callers != queued.device->device) status = (int)cudaSetDevice(queued.device->device);
-    if (status) return lli_cuda_fail(status, call->name, "choosing the plan's device");
-    const ll_status result = queue(&queued);
-    if (callers != queued.device->device) (void)cudaSetDevice(callers);
-    return result;
+    return lli_cuda_on_device(queued.device->device, call->name, queue, &queued);
 }
 
-/* ---- The record --------------------------------------------------------------------------------- */
-
-static bool machine_ok(char *why, size_t why_bytes) {
-    int32_t device, arch;
-    return lli_cuda_here(why, why_bytes, &device, &arch);
-}
+/* ---- The records -------------------------------------------------------------------------------- */
 
 static bool chip_machine_ok(char *why, size_t why_bytes) {
     int32_t device, arch;
@@ -263,29 +252,8 @@ static bool chip_machine_ok(char *why, size_t why_bytes) {
     return false;
 }
 
-static void name_numerics(int32_t arch, char *text, size_t text_bytes) {
-    snprintf(text, text_bytes, "ce-ex2-sm%d-v1", arch);
-}
-
 static const char *numerics_here(void) {
-    static _Thread_local char text[32];
-    int32_t device, arch = 0;
-    char why[160];
-    if (!lli_cuda_here(why, sizeof why, &device, &arch)) return "ce-ex2-v1";
-    name_numerics(arch, text, sizeof text);
-    return text;
-}
-
-static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
-    if (problem->in_group) {
-        snprintf(why, why_bytes, "the plan has a communicator; on a GPU this version runs on one rank");
-        return false;
-    }
-    if (problem->n_tokens_max > (int64_t)1 << 30) {
-        snprintf(why, why_bytes, "n_tokens_max is above 2^30");
-        return false;
-    }
-    return true;
+    return lli_cuda_numerics("ce-ex2");
 }
 
 static ll_status load_kernels(void) {
@@ -305,7 +273,7 @@ static ll_status open_plan(ll_plan *plan) {
     plan->device = device; /* from here on close_plan releases it */
     LLI_REQUIRE(lli_cuda_here(why, sizeof why, &device->device, &device->arch), LL_STATUS_CUDA,
                 "ll_plan_create: %s", why);
-    name_numerics(device->arch, device->numerics, sizeof device->numerics);
+    snprintf(device->numerics, sizeof device->numerics, "%s", numerics_here());
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
     if (!plan->kernel->isa) return LL_STATUS_OK;
@@ -322,8 +290,8 @@ const lli_kernel lli_ce_cuda = {
     .name = "ce_cuda",
     .op = LL_OP_CE,
     .backend = LL_BACKEND_CUDA,
-    .machine_ok = machine_ok,
-    .accepts = accepts,
+    .machine_ok = lli_cuda_machine_ok,
+    .accepts = lli_cuda_takes,
     .configure = configure,
     .workspace = workspace,
     .run = run,
@@ -339,7 +307,7 @@ const lli_kernel lli_ce_cuda_chip = {
     .op = LL_OP_CE,
     .backend = LL_BACKEND_CUDA,
     .machine_ok = chip_machine_ok,
-    .accepts = accepts,
+    .accepts = lli_cuda_takes,
     .configure = configure,
     .workspace = workspace,
     .run = run,

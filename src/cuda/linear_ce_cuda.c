@@ -63,8 +63,9 @@ static ll_status end_call(const lli_cuda_run *run) {
     return LL_STATUS_OK;
 }
 
-static ll_status queue(const ll_plan *plan, const lli_call *call) {
-    const lli_cuda_run run = run_of(plan, call);
+static ll_status queue(const void *context) {
+    const lli_cuda_run run = *(const lli_cuda_run *)context;
+    const lli_call *call = run.call;
     LLI_TRY(begin_call(&run));
     if (run.cut.one_pass) {
         LLI_TRY(lli_cuda_one_pass(&run));
@@ -79,33 +80,16 @@ static ll_status queue(const ll_plan *plan, const lli_call *call) {
     return end_call(&run);
 }
 
-/* On the plan's device, whatever the caller's is. */
 static ll_status run(const ll_plan *plan, const lli_call *call) {
     const lli_cuda_device *device = plan->device;
-    const char *pass = lli_cuda_pass_name(call->pass);
-    int callers = 0;
-    int status = (int)cudaGetDevice(&callers);
-    if (!status && callers != device->device) status = (int)cudaSetDevice(device->device);
-    if (status) return lli_cuda_fail(status, pass, "choosing the plan's device");
-    const ll_status result = queue(plan, call);
-    if (callers != device->device) (void)cudaSetDevice(callers);
-    return result;
+    const lli_cuda_run queued = run_of(plan, call);
+    return lli_cuda_on_device(device->device, queued.pass, queue, &queued);
 }
 
 /* ---- The record --------------------------------------------------------------------------------- */
 
-static bool machine_ok(char *why, size_t why_bytes) {
-    int32_t device, arch;
-    return lli_cuda_here(why, why_bytes, &device, &arch);
-}
-
 static const char *numerics_here(void) {
-    static _Thread_local char text[32];
-    int32_t device, arch = 0;
-    char why[160];
-    if (!lli_cuda_here(why, sizeof why, &device, &arch)) return "cublaslt-v1";
-    snprintf(text, sizeof text, "cublaslt-sm%d-v1", arch);
-    return text;
+    return lli_cuda_numerics("cublaslt");
 }
 
 static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
@@ -115,15 +99,7 @@ static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
         snprintf(why, why_bytes, "x is %s and w %s; on a GPU the two are of one dtype", names[0], names[1]);
         return false;
     }
-    if (problem->in_group) {
-        snprintf(why, why_bytes, "the plan has a communicator; on a GPU this version runs on one rank");
-        return false;
-    }
-    if (problem->n_tokens_max > (int64_t)1 << 30) {
-        snprintf(why, why_bytes, "n_tokens_max is above 2^30");
-        return false;
-    }
-    return true;
+    return lli_cuda_takes(problem, why, why_bytes);
 }
 
 static ll_status load_kernels(void) {
@@ -143,7 +119,7 @@ static ll_status open_plan(ll_plan *plan) {
     LLI_REQUIRE(lli_cuda_here(why, sizeof why, &device->device, &device->arch), LL_STATUS_CUDA,
                 "ll_plan_create: %s", why);
     device->dtype = plan->problem.x_dtype;
-    snprintf(device->numerics, sizeof device->numerics, "cublaslt-sm%d-v1", device->arch);
+    snprintf(device->numerics, sizeof device->numerics, "%s", numerics_here());
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
     const cublasStatus_t status = cublasLtCreate(&device->lt);
@@ -208,7 +184,7 @@ static void close_plan(ll_plan *plan) {
 const lli_kernel lli_linear_ce_cuda = {
     .name = "linear_ce_cuda",
     .backend = LL_BACKEND_CUDA,
-    .machine_ok = machine_ok,
+    .machine_ok = lli_cuda_machine_ok,
     .accepts = accepts,
     .configure = lli_cuda_configure,
     .workspace = lli_cuda_workspace,
