@@ -33,6 +33,21 @@ def test_a_narrow_gradient_is_scaled_in_f32(device):
     assert torch.equal(third, (one.float() * torch.tensor(1 / 3)).bfloat16())
 
 
+def test_f16_gradients_keep_what_a_loss_scale_keeps(device):
+    p = Problem("f16:n64:d16:v600", device)
+    tokens, scale = 1e6, 65536.0  # a mean over many tokens, of which these are a few
+    x, w, _ = p.double()
+    loss = torch.nn.functional.cross_entropy(x @ w.t(), p.target, reduction="sum") / tokens
+    want = torch.autograd.grad(loss, (x, w))
+
+    def error(mode):
+        loss = scale * linear_cross_entropy(p.x, p.w, p.target, normalizer=tokens, mode=mode)
+        return [relative(g.double() / scale, r) for g, r in zip(torch.autograd.grad(loss, (p.x, p.w)), want)]
+
+    assert max(error("auto")) < 1e-3
+    assert min(error("one_pass")) > 3e-3, "the problem is too easy to show the difference"
+
+
 def test_per_token_upstreams_are_not_the_first_one_times_all(device):
     p = Problem("f32:n2:d8:v20:none", device)
     loss = linear_cross_entropy(p.x, p.w, p.target, reduction="none")

@@ -111,8 +111,8 @@ def linear_cross_entropy(
         mode: "recompute": the backward forms the logits again (4 GEMMs; repeatable, any per-token upstream).
             "one_pass": gradients of the mean or sum are formed in the forward (3 GEMMs; they are held until the
             backward, which scales them: a narrow gradient is then rounded twice unless the upstream is a power of
-            two). "auto": one_pass where only the reduced loss is returned and w or x requires a gradient, else
-            recompute.
+            two, and one in f16 has lost what a loss scale would have kept). "auto": one_pass where only the
+            reduced loss is returned, w or x requires a gradient and neither is f16, else recompute.
         workspace_budget_bytes: bound of the workspace, 0 for the library's own.
 
     Returns:
@@ -185,6 +185,9 @@ def _prepare(
         target = shifted(target, int(shift), numbers[0])
     frozen = _frozen(x, w, bias)
     one_pass = _one_pass(mode, kind, frozen, main_grad, outputs & (_base.LSE | _base.ENTROPY))
+    # A loss scale, which f16 gradients need, comes with the upstream: gradients formed for an upstream of 1 would lose
+    # what lies below f16's range before it is scaled up.
+    one_pass = one_pass and (mode == "one_pass" or torch.float16 not in (x.dtype, w.dtype))
     options = _base.Options(
         *numbers, rule, kind, int(token_scaling), v_begin, v_total, group_name, frozen, workspace_budget_bytes, outputs
     )
