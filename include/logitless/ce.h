@@ -50,8 +50,8 @@ static inline ll_ce_state lli_ce_state_init(void) {
  *   state          NULL, or this buffer of logits'  set   both  set    needed where in_place
  *   ids            [n, m] i32 or i64, m <= n_ids    read  -     read   all zeros: none; any row stride
  *   id_logp        [n, m] f32, contiguous           out   -     out    log p of the ids, or NULL
- *   id_rank        [n, m] i64, contiguous           out   -     out    1 + columns with a greater logit, or
- * NULL top_ids        [n, n_top] i64, contiguous       out   -     out    largest logits first, or NULL
+ *   id_rank        [n, m] i64, contiguous           out   -     out    1 + columns of greater logit, or NULL
+ *   top_ids        [n, n_top] i64, contiguous       out   -     out    largest logits first, or NULL
  *   top_logp       [n, n_top] f32, contiguous       out   -     out    log p of them, or NULL
  *
  * Rows of logits may be any row stride >= v_local apart, so a slice of a padded matrix is a view. Columns at

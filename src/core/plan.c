@@ -50,7 +50,8 @@ static ll_status choose_kernel(ll_plan *plan) {
     for (int32_t i = 0; (kernel = cuda ? lli_kernel_at(i) : lli_kernel_built_in(i)); i++) {
         if ((int32_t)kernel->op != problem->op) continue;
         if (forced ? kernel != forced : !of_backend(kernel, problem->backend)) continue;
-        if (kernel->machine_ok(why, sizeof why) && kernel->accepts(problem, why, sizeof why)) {
+        if (kernel->machine_ok(why, sizeof why) &&
+            (!kernel->accepts || kernel->accepts(problem, why, sizeof why))) {
             plan->kernel = kernel;
             plan->numerics = kernel->numerics;
             return LL_STATUS_OK;

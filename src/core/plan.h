@@ -22,7 +22,8 @@ struct lli_kernel {
     const char *name, *numerics; /* the name starts with the operation's */
     ll_op op;
     ll_backend backend;
-    /* False and a sentence where this machine, or this problem, is not for the kernel. */
+    /* False and a sentence where this machine, or this problem, is not for the kernel; accepts NULL: takes
+     * all. */
     bool (*machine_ok)(char *why, size_t why_bytes);
     bool (*accepts)(const lli_problem *problem, char *why, size_t why_bytes);
     /* Chooses the cuts within the budget; WORKSPACE with the least if none fits. `agreed`: NULL, or what the

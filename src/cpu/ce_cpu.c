@@ -98,13 +98,6 @@ static ll_status run_call(const ll_plan *plan, const lli_call *call) {
     return run.status;
 }
 
-static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
-    (void)problem;
-    (void)why;
-    (void)why_bytes;
-    return true;
-}
-
 /* ---- Records ------------------------------------------------------------------------------------ */
 
 static ll_status configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
@@ -121,8 +114,7 @@ static size_t workspace(const lli_kernel *kernel, const lli_problem *problem, co
 
 #define RECORD(isa_name)                                                                                     \
     .numerics = numerics, .op = LL_OP_CE, .backend = LL_BACKEND_CPU, .machine_ok = lli_cpu_has_##isa_name,   \
-    .accepts = accepts, .configure = configure, .workspace = workspace, .run = run_call,                     \
-    .isa = &lli_micro_##isa_name
+    .configure = configure, .workspace = workspace, .run = run_call, .isa = &lli_micro_##isa_name
 
 const lli_kernel lli_ce_cpu_plain = {.name = "ce_cpu_plain", RECORD(plain)};
 #ifdef LLI_HAVE_AVX2

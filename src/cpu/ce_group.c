@@ -1,8 +1,8 @@
 /* ce over the ranks of a group: chunk by chunk, two operations each, three with argmax. Thread 0 meets the
  * other ranks while the team waits.
  *
- *   gather, pack max -> max over ranks -> pack sum -> sum over ranks [ -> pack index -> max over ranks ] ->
- * rows
+ *   gather, pack max -> max over ranks -> pack sum -> sum over ranks
+ *                       [ -> pack index -> max over ranks ] -> rows
  *
  * What ids and the top add to a row's integers:
  *

@@ -1,14 +1,16 @@
 /* ce over given logits with each logit read once: a row lies on the chip, in the shared memory of a cluster
  * of blocks, from its arrival to the last element of its gradient.
  *
- *   a cluster     one row after another; block b holds canonical tiles [b tiles, (b + 1) tiles) of it, in one
- * of its slots; rows n, n + 1, ... of the cluster go round the slots load warp     starts the bulk copy of a
- * row's part into a slot that is empty tile warps    statistics of row n, a lane a tile (ce_tile.cuh), sent
- * to the block that finishes the row; then the gradient of row n - slots + 1 in the same columns, from shared
- * memory to global finish warps  of block n % cluster, in turn: results of row n from all warps' records, in
- * double, and the coefficients of its gradient, sent to every block. That takes as long as the statistics of
- *                 several rows, which is why the gradient comes rows later, and rows are finished side by
- * side
+ *   a cluster     one row after another; block b holds canonical tiles [b tiles, (b + 1) tiles) of it, in
+ *                 one of its slots; rows n, n + 1, ... of the cluster go round the slots
+ *   load warp     starts the bulk copy of a row's part into a slot that is empty
+ *   tile warps    statistics of row n, a lane a tile (ce_tile.cuh), sent to the block that finishes the
+ *                 row; then the gradient of row n - slots + 1 in the same columns, from shared memory to
+ *                 global
+ *   finish warps  of block n % cluster, in turn: results of row n from all warps' records, in double, and
+ *                 the coefficients of its gradient, sent to every block. That takes as long as the
+ *                 statistics of several rows, which is why the gradient comes rows later, and rows are
+ *                 finished side by side
  *
  * Barriers (mbarrier). Of a slot, in every block:
  *   full      the bytes of the row -> tile warps                    empty   tile warps -> load warp
@@ -52,8 +54,8 @@ template <typename E> static __device__ inline void load_warp(const ce_block<E> 
         }
         next_turn(&turn, block->slots);
     }
-    for (int32_t n = 0; n < block->slots;
-         n++) { /* the block may not end before its last coefficients are here */
+    /* the block may not end before its last coefficients are here */
+    for (int32_t n = 0; n < block->slots; n++) {
         await(&block->state->slots[turn.slot].ready, turn.phase);
         next_turn(&turn, block->slots);
     }

@@ -1,5 +1,6 @@
-/* Statistics of given logits for rows that ce_rows.cu does not take: off 16 bytes, too long for the chip, or
- * on a device without clusters. The same tiles by the same arithmetic (ce_tile.cuh), so the same bits.
+/* Statistics of given logits, rows of any length and alignment on any device: the way of ce_cuda, and of
+ * ce_cuda_chip for rows that ce_rows.cu does not take. The same tiles by the same arithmetic (ce_tile.cuh),
+ * so the same bits.
  *
  *   a block       a part of a row: every gridDim.y-th step of kWarps stages
  *   a warp        a stage of 2048 columns: element by element, neighbouring lanes neighbouring columns, into

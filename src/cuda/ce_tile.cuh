@@ -7,9 +7,10 @@
  * special function unit costs one and errs by 2^-22 of p. The rounding to the grid is exact all the same, by
  * additions alone, which leave the unit's slot to ex2:
  *
- *   t = p + 1           bits(t) - bits(1) = h, p to the grid 2^-23        p <= 1, so t stays below 2^1 2^-23
- * steps r = p - (t - 1)     exact, |r| <= 2^-24 w = r + 1.5 2^-7    bits(w) - bits(1.5 2^-7) = l, r to the
- * grid 2^-30 rint(2^30 p) = 2^7 h + l
+ *   t = p + 1           bits(t) - bits(1) = h, p to the grid 2^-23; p <= 1, so t stays below 2^1
+ *   r = p - (t - 1)     exact, |r| <= 2^-24
+ *   w = r + 1.5 2^-7    bits(w) - bits(1.5 2^-7) = l, r to the grid 2^-30
+ *   rint(2^30 p) = 2^7 h + l
  *
  * Sums of bits over 64 columns wrap around in 32 bits, and so do the 64 constants that are taken off.
  *

@@ -1,5 +1,5 @@
 /* From a row's integer sums to its results, loss and gradient coefficients, in double: the formulas of
- * core/softmax.c and core/loss.c. What src/cpu/forward.c (finish_row) does. */
+ * core/softmax.c and core/loss.c. What src/cpu/finish.c does. */
 #ifndef LLI_CUDA_FINISH_CUH
 #define LLI_CUDA_FINISH_CUH
 

@@ -2,8 +2,9 @@
  * formulas of logitless.h. Like linear_ce_ref it shares no arithmetic with the kernels that are tested
  * against it.
  *
- *   forward    row by row: z[0..V) -> row results (rows.h), ids by counting, the top by looking for the
- * largest gradient   element by element; in place an element is read before it is written */
+ *   forward    row by row: z[0..V) -> row results (rows.h), ids by counting, the top by looking
+ *              for the largest
+ *   gradient   element by element; in place an element is read before it is written */
 #include "ref/ref.h"
 #include "core/dtype.h"
 #include "ref/rows.h"

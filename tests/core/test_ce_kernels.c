@@ -6,10 +6,10 @@
  *
  *   lse          5e-7 + 2 u |lse| + E                  nll       5e-7 + 2 u |nll| + 2 E
  *   entropy      1e-6 + 2 u H + 4 E (1 + ln V)         log p     5e-7 + 2 u |log p| + 2 E
- *   grad[i,v]    (8 u + 4 u |lse - z| + 4 E (1 + ln V)) (|grad| + A p / T) + smoothing's cancellation, A[i]
- * the sum of the token's upstreams; then one rounding to the output's dtype ids, ranks, the top and argmax
- * equal; argmax may be another column of the reference's largest logit where softcap and temperature round
- * neighbours together */
+ *   grad[i,v]    (8 u + 4 u |lse - z| + 4 E (1 + ln V)) (|grad| + A p / T) + smoothing's cancellation,
+ *                A[i] the sum of the token's upstreams; then one rounding to the output's dtype
+ *   ids' ranks, the top and argmax are equal; argmax may be another column of the reference's largest logit
+ *                where softcap and temperature round neighbours together */
 #define _POSIX_C_SOURCE 200809L
 #include "ce_run.h"
 #include "core/ce_problem_table.h"
