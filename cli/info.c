@@ -64,13 +64,6 @@ static const char *about_comm(int i, char text[kCommText]) {
     return text;
 }
 
-/* What is known against a kernel that a plan gets only by its name. */
-static const char *caution_of(const char *kernel) {
-    return strcmp(kernel, "ce_cuda_chip") == 0
-               ? "; by LL_KERNEL alone: its tests have not passed on a GPU yet (docs/cuda-ce.md)"
-               : "";
-}
-
 static void print_text(const cli_machine *machine, int32_t n_threads) {
     ll_kernel_info kernel;
     char text[kCommText];
@@ -86,8 +79,8 @@ static void print_text(const cli_machine *machine, int32_t n_threads) {
     }
     printf("\nkernels of each operation, best first:\n");
     for (int32_t i = 0; ll_kernel_get(i, &kernel) == LL_STATUS_OK; i++) {
-        printf("  %-28s %-4s %-16s %s%s\n", kernel.name, kernel.backend, kernel.numerics,
-               kernel.why_not[0] ? kernel.why_not : "runs here", caution_of(kernel.name));
+        printf("  %-28s %-4s %-16s %s\n", kernel.name, kernel.backend, kernel.numerics,
+               kernel.why_not[0] ? kernel.why_not : "runs here");
     }
     printf("\ncommunicators:\n");
     for (int i = 0; i < kComms; i++) printf("  %-8s %s\n", comms[i].name, about_comm(i, text));

@@ -61,8 +61,8 @@ LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *
     *z_loss = masked(scale, z);
 }
 
-LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
-                                         int64_t y) {
+LLI_SHARED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const lli_row_result *row,
+                                             int64_t i, int64_t y, lli_target_terms *target) {
     const ll_linear_ce_args *args = terms->args;
     double up_loss = 0.0, cw = class_weight(terms, y);
     if (args->up_loss) {
@@ -91,11 +91,23 @@ LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_
         grad.k = (float)k;
         grad.fraction = (float)(bits - k);
     }
-    if (delta != 0.0) {
-        double p = lli_exp(-row->nll);
-        double inner = rest + masked(gamma, p > 0.0 ? row->nll - row->entropy : 0.0);
+    *target = (lli_target_terms){delta, rest, gamma, masked(epsilon, cw)};
+    return grad;
+}
+
+LLI_SHARED float lli_row_target_dz(const lli_target_terms *terms, const lli_row_result *row) {
+    double p = lli_exp(-row->nll);
+    double inner = terms->rest + masked(terms->gamma, p > 0.0 ? row->nll - row->entropy : 0.0);
+    return (float)(terms->delta * lli_expm1(-row->nll) + masked(p, inner) - terms->epsilon);
+}
+
+LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
+                                         int64_t y) {
+    lli_target_terms target;
+    lli_row_grad grad = lli_row_coefficients(terms, row, i, y, &target);
+    if (target.delta != 0.0) {
         grad.has_target = 1;
-        grad.target_dz = (float)(delta * lli_expm1(-row->nll) + masked(p, inner) - masked(epsilon, cw));
+        grad.target_dz = lli_row_target_dz(&target, row);
     }
     return grad;
 }

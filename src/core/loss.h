@@ -60,9 +60,19 @@ typedef struct lli_row_grad {
     double lse;
 } lli_row_grad;
 
+/* What the target's own dz is put together from; none where delta is 0. */
+typedef struct lli_target_terms {
+    double delta, rest, gamma, epsilon; /* rest: alpha - delta; epsilon: times the class weight */
+} lli_target_terms;
+
 /* row holds the values that were saved in f32 (lse: the sum of its two parts), as the backward sees them. */
 LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
                                          int64_t y);
+
+/* The same in two steps: all but the target's dz, which alone needs row->nll unless tokens are scaled. */
+LLI_SHARED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const lli_row_result *row,
+                                             int64_t i, int64_t y, lli_target_terms *target);
+LLI_SHARED float lli_row_target_dz(const lli_target_terms *terms, const lli_row_result *row);
 
 /* dz_v of a wide row for one logit z (not the target's when has_target). */
 LLI_SHARED float lli_row_dz_wide(const lli_row_grad *grad, float z, float class_weight);

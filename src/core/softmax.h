@@ -69,8 +69,10 @@ LLI_SHARED void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t 
  * is 22 nats wide. */
 LLI_LOCAL inline void lli_softmax_add_tile(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
     const int32_t shift = k & 31, top = (k - shift) / 32;
-    if (row->top != top) {
-        lli_softmax_add(row, k, s, u);
+    if (row->top != top) { /* by a copy: a row whose address is known elsewhere would not stay in registers */
+        lli_softmax other = *row;
+        lli_softmax_add(&other, k, s, u);
+        *row = other;
         return;
     }
     u += (32 - shift) * s;

@@ -166,7 +166,7 @@ LL_API const lli_backend_library *lli_cuda_backend(const lli_host *from, char *w
 
 const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, size_t why_bytes) {
     static const lli_kernel *const kernels[] = {&lli_linear_ce_cuda_sm90, &lli_linear_ce_cuda, &lli_ce_cuda,
-                                                &lli_ce_cuda_chip, NULL};
+                                                NULL};
     static const lli_device_memory memory = {take, release, to_device, to_host, wait_for_all};
     static const lli_backend_library library = {kernels, &memory, describe};
     if (!same_build(from)) {

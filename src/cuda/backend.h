@@ -33,6 +33,6 @@ typedef struct lli_cuda_variant {
     bool cheap_logits;
 } lli_cuda_variant;
 
-extern const lli_kernel lli_linear_ce_cuda_sm90, lli_linear_ce_cuda, lli_ce_cuda, lli_ce_cuda_chip;
+extern const lli_kernel lli_linear_ce_cuda_sm90, lli_linear_ce_cuda, lli_ce_cuda;
 
 #endif

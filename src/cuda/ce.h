@@ -14,16 +14,15 @@ typedef struct lli_cuda_ce {
     int32_t want_argmax, reserved;
 } lli_cuda_ce;
 
-/* Rows on the chip: a cluster of blocks has a row, each block `tiles` canonical tiles of it in one of its
- * slots. */
+/* How rows lie on the chip (ce_rows.cu). */
 typedef struct lli_cuda_ce_shape {
-    int32_t cluster, tiles, slots;
-    int32_t tile_warps; /* that make statistics and gradients */
-    int32_t clusters;   /* that run at once on the device; 0: rows do not fit, or it has no clusters */
+    int32_t warps;  /* of a block, that make statistics and gradients */
+    int32_t slots;  /* of 4096 bytes, a warp's */
+    int32_t blocks; /* that run at once on the device */
 } lli_cuda_ce_shape;
 
 /* ce_rows.cu: forward, and the gradient too where grad.data is set, with each logit read once. Logits and
- * gradient have their rows on 16 bytes. */
+ * gradient have their rows on 16 bytes; no label smoothing. */
 LLI_C int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_ce_shape *shape,
                                   cudaStream_t stream);
 /* The shape for rows of v columns on the current device, with its kernels loaded and their limits set. */

@@ -1,15 +1,13 @@
-/* The CUDA kernels of ce over given logits.
+/* The CUDA kernel of ce over given logits.
  *
- *                      ce_cuda                                  ce_cuda_chip, where a row fits
- *   forward            chunks of tokens: statistics -> finish   rows on the chip
- *   forward_backward   the same -> gradient                     rows on the chip, with the gradient
- *   backward           coefficients -> gradient                 likewise
+ *   forward            rows on the chip (ce_rows.cu)
+ *   forward_backward   likewise, with the gradient
+ *   backward           coefficients -> the gradient (ce_dz.cu)
  *   ids, the top       gathered before anything is written, turned into log-probabilities at the end
  *
- * Rows lie on the chip (ce_rows.cu) where they start on 16 bytes, fit, and there is no label smoothing; other
- * calls of ce_cuda_chip go ce_cuda's way. Both have the same numerics and bits; ce_cuda comes first and takes
- * everything, so the other one runs for who names it (LL_KERNEL). numerics "ce-ex2-sm<arch>-v1":
- * docs/cuda-ce.md. */
+ * Calls whose rows do not start on 16 bytes, or with label smoothing, go another way, to the same bits:
+ * chunks of tokens: statistics (ce_stats.cu) -> finish, then the gradient of all rows. numerics
+ * "ce-sm<arch>-v1": docs/cuda-ce.md. */
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/workspace.h"
@@ -193,9 +191,8 @@ static ll_status end_call(const ce_run *run) {
     return LL_STATUS_OK;
 }
 
-static bool fits_chip(const ce_run *run) {
-    return run->device->shape.clusters > 0 && !run->args.row.smoothing &&
-           lli_cuda_on_16_bytes(&run->args.logits) &&
+static bool on_chip(const ce_run *run) {
+    return !run->args.row.smoothing && lli_cuda_on_16_bytes(&run->args.logits) &&
            (!run->args.grad.data || lli_cuda_on_16_bytes(&run->args.grad));
 }
 
@@ -225,7 +222,7 @@ static ll_status queue(const void *context) {
     if (run->call->pass == LL_PASS_BACKWARD) {
         LAUNCH(run, "preparing gradients", lli_cuda_prepare_launch(&run->args.row, run->stream));
         LAUNCH(run, "the gradient", lli_cuda_ce_dz_launch(&run->args, run->stream));
-    } else if (fits_chip(run)) {
+    } else if (on_chip(run)) {
         LAUNCH(run, "rows on the chip",
                lli_cuda_ce_rows_launch(&run->args, &run->device->shape, run->stream));
     } else {
@@ -242,18 +239,8 @@ static ll_status run(const ll_plan *plan, const lli_call *call) {
 
 /* ---- The records -------------------------------------------------------------------------------- */
 
-static bool chip_machine_ok(char *why, size_t why_bytes) {
-    int32_t device, arch;
-    if (!lli_cuda_here(why, why_bytes, &device, &arch)) return false;
-    if (arch >= 90) return true;
-    snprintf(why, why_bytes,
-             "GPU %d has compute capability %d.%d; a row on the chip needs clusters, 9.0 or later", device,
-             arch / 10, arch % 10);
-    return false;
-}
-
 static const char *numerics_here(void) {
-    return lli_cuda_numerics("ce-ex2");
+    return lli_cuda_numerics("ce");
 }
 
 static ll_status load_kernels(void) {
@@ -276,7 +263,6 @@ static ll_status open_plan(ll_plan *plan) {
     snprintf(device->numerics, sizeof device->numerics, "%s", numerics_here());
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
-    if (!plan->kernel->isa) return LL_STATUS_OK;
     const int status = lli_cuda_ce_rows_open(problem->logits_dtype, problem->v_total, &device->shape);
     if (status) return lli_cuda_fail(status, "ll_plan_create", "fitting rows on the chip");
     return LL_STATUS_OK;
@@ -295,23 +281,6 @@ const lli_kernel lli_ce_cuda = {
     .configure = configure,
     .workspace = workspace,
     .run = run,
-    .open = open_plan,
-    .close = close_plan,
-    .numerics_here = numerics_here,
-};
-
-static const bool on_chip = true;
-
-const lli_kernel lli_ce_cuda_chip = {
-    .name = "ce_cuda_chip",
-    .op = LL_OP_CE,
-    .backend = LL_BACKEND_CUDA,
-    .machine_ok = chip_machine_ok,
-    .accepts = lli_cuda_takes,
-    .configure = configure,
-    .workspace = workspace,
-    .run = run,
-    .isa = &on_chip,
     .open = open_plan,
     .close = close_plan,
     .numerics_here = numerics_here,

@@ -1,6 +1,5 @@
-/* Statistics of given logits, rows of any length and alignment on any device: the way of ce_cuda, and of
- * ce_cuda_chip for rows that ce_rows.cu does not take. The same tiles by the same arithmetic (ce_tile.cuh),
- * so the same bits.
+/* Statistics of given logits for calls that ce_rows.cu does not take: rows off 16 bytes, label smoothing. The
+ * same tiles by the same arithmetic (ce_tile.cuh), so the same bits.
  *
  *   a block       a part of a row: every gridDim.y-th step of kWarps stages
  *   a warp        a stage of 2048 columns: element by element, neighbouring lanes neighbouring columns, into
@@ -35,7 +34,8 @@ struct staged_tile {
 };
 
 /* Columns [c0, c0 + 2048) of a row, -inf behind its end. */
-static __device__ inline void load_stage(const lli_cuda_ce *args, const char *row, int64_t c0, int lane,
+template <typename E>
+static __device__ inline void load_stage(const lli_cuda_ce *args, const E *row, int64_t c0, int lane,
                                          float *stage) {
 #pragma unroll 1
     for (int step = 0; step < kStageCols / 32; step += kAhead) {
@@ -43,7 +43,7 @@ static __device__ inline void load_stage(const lli_cuda_ce *args, const char *ro
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
             const int64_t c = c0 + (step + i) * 32 + lane;
-            z[i] = c < args->v ? element_at(row, args->logits.dtype, c) : -INFINITY;
+            z[i] = c < args->v ? (float)row[c] : -INFINITY;
         }
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
@@ -62,7 +62,7 @@ static __device__ void note_max(const float *z, float zmax, int64_t column, lane
 }
 
 /* The lane's tile, whose first column is `column`. */
-template <bool kEntropy>
+template <typename E, bool kEntropy>
 static __device__ inline void gather_tile(const lli_cuda_ce *args, int64_t r, int64_t y, int64_t column,
                                           float *z, lli_cuda_row *out, lane_state *state) {
     const lli_cuda_finish *row = &args->row;
@@ -81,22 +81,22 @@ static __device__ inline void gather_tile(const lli_cuda_ce *args, int64_t r, in
     }
     const int64_t at = y - column;
     if (at < 0 || at >= kTileCols) {
-        any_tile<kEntropy, kGroup>(load, zmax, &state->sums);
+        any_tile<E, kEntropy, kGroup>(load, zmax, &state->sums);
         return;
     }
     lli_softmax tile;
     lli_softmax_clear(&tile);
     out->z = z[at];
     out->has_target = 1;
-    any_tile<kEntropy, kGroup>(load, zmax, &tile);
+    any_tile<E, kEntropy, kGroup>(load, zmax, &tile);
     out->whole = tile;
     lli_softmax_clear(&tile);
     z[at] = -INFINITY;
-    any_tile<false, kGroup>(load, tile_max<kGroup>(load), &tile);
+    any_tile<E, false, kGroup>(load, tile_max<kGroup>(load), &tile);
     out->rest = tile;
 }
 
-template <bool kEntropy>
+template <typename E, bool kEntropy>
 static __global__ void __launch_bounds__(32 * kWarps, 4) stats(const __grid_constant__ lli_cuda_ce args) {
     __shared__ float tiles[kWarps * 32 * kTileStride];
     __shared__ lane_state of_warp[kWarps];
@@ -105,8 +105,7 @@ static __global__ void __launch_bounds__(32 * kWarps, 4) stats(const __grid_cons
     const int64_t y = target_of(&args.row.targets, i);
     if (y < 0) return; /* ignored or bad: its state is not looked at */
     lli_cuda_row *out = &args.row.rows[blockIdx.y * args.row.row_stride + r];
-    const int64_t row_bytes = args.logits.row_stride * (args.logits.dtype == LL_DTYPE_F32 ? 4 : 2);
-    const char *row = (const char *)args.logits.data + i * row_bytes;
+    const E *row = (const E *)args.logits.data + i * args.logits.row_stride;
     float *stage = tiles + warp * 32 * kTileStride;
     lane_state state = {.max = -INFINITY, .argmax = -1};
     lli_softmax_clear(&state.sums);
@@ -114,11 +113,11 @@ static __global__ void __launch_bounds__(32 * kWarps, 4) stats(const __grid_cons
     __syncthreads(); /* before the lane that meets the target sets it */
     const int64_t step = (int64_t)gridDim.y * kWarps * kStageCols;
     for (int64_t c0 = ((int64_t)blockIdx.y * kWarps + warp) * kStageCols; c0 < args.v; c0 += step) {
-        load_stage(&args, row, c0, lane, stage);
+        load_stage<E>(&args, row, c0, lane, stage);
         __syncwarp(); /* the other lanes' columns are there */
         const int64_t column = c0 + lane * kTileCols;
         if (column < args.v) {
-            gather_tile<kEntropy>(&args, r, y, column, stage + lane * kTileStride, out, &state);
+            gather_tile<E, kEntropy>(&args, r, y, column, stage + lane * kTileStride, out, &state);
         }
         __syncwarp(); /* every lane has read its tile before the next stage is written */
     }
@@ -139,14 +138,26 @@ static __global__ void __launch_bounds__(32 * kWarps, 4) stats(const __grid_cons
     out->argmax = state.argmax;
 }
 
+typedef void stats_kernel(const lli_cuda_ce);
+
+static stats_kernel *kernel_for(int32_t dtype, bool entropy) {
+    if (dtype == LL_DTYPE_F32) return entropy ? stats<float, true> : stats<float, false>;
+    if (dtype == LL_DTYPE_BF16) return entropy ? stats<__nv_bfloat16, true> : stats<__nv_bfloat16, false>;
+    return entropy ? stats<__half, true> : stats<__half, false>;
+}
+
 extern "C" int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream) {
-    const dim3 grid((unsigned)args->row.n_rows, (unsigned)args->row.parts), block(32 * kWarps);
-    if (args->row.want_entropy) return launch(stats<true>, grid, block, 0, stream, *args);
-    return launch(stats<false>, grid, block, 0, stream, *args);
+    const dim3 grid((unsigned)args->row.n_rows, (unsigned)args->row.parts);
+    return launch(kernel_for(args->logits.dtype, args->row.want_entropy), grid, dim3(32 * kWarps), 0, stream,
+                  *args);
 }
 
 extern "C" int lli_cuda_load_ce_stats(void) {
+    static const int32_t dtypes[] = {LL_DTYPE_F32, LL_DTYPE_BF16, LL_DTYPE_F16};
     cudaFuncAttributes a;
-    const int status = (int)cudaFuncGetAttributes(&a, stats<true>);
-    return status ? status : (int)cudaFuncGetAttributes(&a, stats<false>);
+    int status = 0;
+    for (int i = 0; i < 6 && !status; i++) {
+        status = (int)cudaFuncGetAttributes(&a, kernel_for(dtypes[i / 2], i % 2));
+    }
+    return status;
 }

@@ -1,11 +1,12 @@
 /* Arithmetic of ce over given logits: one canonical tile into integers, one logit into its gradient.
  *
- *   d = (z - anchor) log2 e as in core/softmax.h        p = ex2.approx(d)
+ *   d = (z - anchor) log2 e as in core/softmax.h        p = 2^d
  *   S = sum of rint(2^30 p)    U = sum of rint(2^30 p (-d)), d no lower than -64
  *
- * The polynomial of core/softmax.c costs 11 instructions and is what the row kernels would wait for; the
- * special function unit costs one and errs by 2^-22 of p. The rounding to the grid is exact all the same, by
- * additions alone, which leave the unit's slot to ex2:
+ * f32 logits: the lines of core/softmax.c, hence a CPU's bits. They pay for it in memory that is twice as
+ * large a logit. bf16 and f16 logits: p = ex2.approx(d). The polynomial costs 11 instructions and is what the
+ * kernels would wait for; the special function unit costs one and errs by 2^-22 of p. The rounding to the
+ * grid is exact all the same, by additions alone, which leave the unit's slot to ex2:
  *
  *   t = p + 1           bits(t) - bits(1) = h, p to the grid 2^-23; p <= 1, so t stays below 2^1
  *   r = p - (t - 1)     exact, |r| <= 2^-24
@@ -14,7 +15,8 @@
  *
  * Sums of bits over 64 columns wrap around in 32 bits, and so do the 64 constants that are taken off.
  *
- * A tile is read in groups of kGroup columns by whoever calls: `load(q, z)` gives group q, transformed. */
+ * A tile is read in groups of kGroup columns by whoever calls: `load(q, z)` gives group q, transformed. E is
+ * the type of the logits. */
 #ifndef LLI_CUDA_CE_TILE_CUH
 #define LLI_CUDA_CE_TILE_CUH
 
@@ -127,11 +129,6 @@ static __device__ inline void put_element(void *row, int32_t dtype, int64_t c, f
 
 /* ---- A tile ------------------------------------------------------------------------------------- */
 
-/* Sums of bits; see the top. */
-typedef struct tile_bits {
-    uint32_t s_high, s_low, u_high, u_low;
-} tile_bits;
-
 static __device__ inline void to_grid(float p, uint32_t *high, uint32_t *low) {
     const float t = p + 1.0f;
     const float r = p - (t - 1.0f);
@@ -139,51 +136,61 @@ static __device__ inline void to_grid(float p, uint32_t *high, uint32_t *low) {
     *low += __float_as_uint(r + 0x1.8p-7f);
 }
 
-template <bool kEntropy> static __device__ inline void add_column(float z, float minus_k, tile_bits *bits) {
-    float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k));
-    if (kEntropy) d = fmaxf(d, -64.0f); /* p of -inf is 0, and 0 times infinity no entropy */
-    const float p = ptx_ex2_approx_ftz_f32(d);
-    to_grid(p, &bits->s_high, &bits->s_low);
-    if (kEntropy) to_grid(p * -d, &bits->u_high, &bits->u_low);
+/* From the sums of bits over n columns. */
+static __device__ inline int64_t grid_sum(uint32_t high, uint32_t low, int n) {
+    const uint32_t one = 0x3f800000u, shift = 0x3c400000u; /* bits of 1 and of 1.5 2^-7 */
+    return (int64_t)(high - n * one) * 128 + (int32_t)(low - n * shift);
 }
 
-/* From the sums over a whole tile of 64 columns. */
-static __device__ inline int64_t grid_sum(uint32_t high, uint32_t low) {
-    const uint32_t one = 0x3f800000u, shift = 0x3c400000u; /* bits of 1 and of 1.5 2^-7 */
-    return (int64_t)(high - kTileCols * one) * 128 + (int32_t)(low - kTileCols * shift);
-}
+/* Sums over columns of one tile, 64 at most; see the top. */
+template <typename E, bool kEntropy> struct column_sums {
+    uint32_t s_high = 0, s_low = 0, u_high = 0, u_low = 0;
+
+    __device__ inline void add(float z, float minus_k) {
+        float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k));
+        if (kEntropy) d = fmaxf(d, -64.0f); /* p of -inf is 0, and 0 times infinity no entropy */
+        const float p = ptx_ex2_approx_ftz_f32(d);
+        to_grid(p, &s_high, &s_low);
+        if (kEntropy) to_grid(p * -d, &u_high, &u_low);
+    }
+    /* Of n columns that were added. */
+    __device__ inline int64_t s(int n) const { return grid_sum(s_high, s_low, n); }
+    __device__ inline int64_t u(int n) const { return kEntropy ? grid_sum(u_high, u_low, n) : 0; }
+};
+
+template <bool kEntropy> struct column_sums<float, kEntropy> {
+    int64_t s_sum = 0, u_sum = 0;
+
+    __device__ inline void add(float z, float minus_k) {
+        uint32_t s, u = 0;
+        grid_terms<kEntropy>(z, minus_k, &s, &u);
+        s_sum += s;
+        if (kEntropy) u_sum += u;
+    }
+    __device__ inline int64_t s(int) const { return s_sum; }
+    __device__ inline int64_t u(int) const { return u_sum; }
+};
 
 /* Is the tile one of the float formula? Others: nothing to add (-inf), NaN or +inf, or beyond it. */
 static __device__ inline bool is_plain_max(float zmax) {
     return fabsf(zmax) < LLI_Z_FLOAT;
 }
 
-/* S and U of a tile with a plain maximum. */
-template <bool kEntropy, int kGroup, typename Load>
-static __device__ inline void plain_tile(Load load, float zmax, int32_t *anchor, int64_t *s, int64_t *u) {
-    const float k = lli_softmax_anchor(zmax);
-    tile_bits bits = {0, 0, 0, 0};
-#pragma unroll 2 /* short loops: see core/shared.h */
-    for (int q = 0; q < kTileCols / kGroup; q++) {
-        float z[kGroup];
-        load(q, z);
-#pragma unroll
-        for (int i = 0; i < kGroup; i++) add_column<kEntropy>(z[i], -k, &bits);
-    }
-    *anchor = (int32_t)k;
-    *s = grid_sum(bits.s_high, bits.s_low);
-    *u = kEntropy ? grid_sum(bits.u_high, bits.u_low) : 0;
-}
-
 /* Any tile into a row's state, by one thread. The wide ones go the way of core/softmax.c. */
-template <bool kEntropy, int kGroup, typename Load>
+template <typename E, bool kEntropy, int kGroup, typename Load>
 static __device__ void any_tile(Load load, float zmax, lli_softmax *row) {
     if (zmax == -INFINITY) return;
     if (is_plain_max(zmax)) {
-        int32_t anchor;
-        int64_t s, u;
-        plain_tile<kEntropy, kGroup>(load, zmax, &anchor, &s, &u);
-        lli_softmax_add(row, anchor, s, u);
+        const float k = lli_softmax_anchor(zmax);
+        column_sums<E, kEntropy> sums;
+#pragma unroll 2 /* short loops: see core/shared.h */
+        for (int q = 0; q < kTileCols / kGroup; q++) {
+            float z[kGroup];
+            load(q, z);
+#pragma unroll
+            for (int i = 0; i < kGroup; i++) sums.add(z[i], -k);
+        }
+        lli_softmax_add(row, (int32_t)k, sums.s(kTileCols), sums.u(kTileCols));
         return;
     }
     float z[kTileCols];
@@ -203,35 +210,30 @@ template <int kGroup, typename Load> static __device__ inline float tile_max(Loa
     return m;
 }
 
-/* The target's tile with and without the target (position `at`), two columns a lane of one warp; z: the
- * lane's columns 2 lane and 2 lane + 1. Every lane gets the results. */
-template <bool kEntropy>
-static __device__ inline void warp_tile(const float *z, int at, int lane, lli_softmax *row) {
+/* A tile into an empty state by a warp; z: the lane's columns 2 lane and 2 lane + 1. Every lane gets the
+ * result, and the largest logit (NaN if there is one). */
+template <typename E, bool kEntropy>
+static __device__ inline float warp_tile(const float *z, int lane, lli_softmax *row) {
     lli_softmax_clear(row);
-    float two[2] = {2 * lane == at ? -INFINITY : z[0], 2 * lane + 1 == at ? -INFINITY : z[1]};
-    const bool any_nan = __any_sync(0xffffffffu, two[0] != two[0] || two[1] != two[1]);
-    const int32_t key = __reduce_max_sync(0xffffffffu, lli_softmax_key(fmaxf(two[0], two[1])));
+    const bool any_nan = __any_sync(0xffffffffu, z[0] != z[0] || z[1] != z[1]);
+    const int32_t key = __reduce_max_sync(0xffffffffu, lli_softmax_key(fmaxf(z[0], z[1])));
     const float zmax = any_nan ? NAN : lli_softmax_key_value(key);
-    if (zmax == -INFINITY) return;
+    if (zmax == -INFINITY) return zmax;
     if (!is_plain_max(zmax)) {
         float all[kTileCols];
         for (int l = 0; l < 32; l++) {
-            all[2 * l] = __shfl_sync(0xffffffffu, two[0], l);
-            all[2 * l + 1] = __shfl_sync(0xffffffffu, two[1], l);
+            all[2 * l] = __shfl_sync(0xffffffffu, z[0], l);
+            all[2 * l + 1] = __shfl_sync(0xffffffffu, z[1], l);
         }
         lli_softmax_tile(row, all, kTileCols, zmax);
-        return;
+        return zmax;
     }
     const float k = lli_softmax_anchor(zmax);
-    tile_bits bits = {0, 0, 0, 0};
-    add_column<kEntropy>(two[0], -k, &bits);
-    add_column<kEntropy>(two[1], -k, &bits);
-    const int64_t s =
-        grid_sum(__reduce_add_sync(0xffffffffu, bits.s_high), __reduce_add_sync(0xffffffffu, bits.s_low));
-    const int64_t u = kEntropy ? grid_sum(__reduce_add_sync(0xffffffffu, bits.u_high),
-                                          __reduce_add_sync(0xffffffffu, bits.u_low))
-                               : 0;
-    lli_softmax_add(row, (int32_t)k, s, u);
+    column_sums<E, kEntropy> sums;
+    sums.add(z[0], -k);
+    sums.add(z[1], -k);
+    lli_softmax_add(row, (int32_t)k, sum_lanes(sums.s(2)), sum_lanes(sums.u(2)));
+    return zmax;
 }
 
 /* sum += sum_v cw[v] z_v on a grid of 2^-30 of the tile's largest magnitude, columns from n on left out; cw =
@@ -282,14 +284,41 @@ static __device__ void tile_soft_sum(Load load, const float *class_weight, int n
 
 /* ---- A gradient --------------------------------------------------------------------------------- */
 
-/* What a row's columns need. */
+/* How a row's columns are computed; the same for all of them.
+ *
+ *   CE_SHORT   dz = 2^(z log2 e + offset), the positive alpha in the offset; error 2^-19, so for 16-bit
+ * results CE_PLAIN   dz = p alpha - epsilon cw CE_GAMMA   dz = p (alpha + gamma (lse - H - z)) - epsilon cw
+ *   CE_WIDE    in double: lse beyond the float formula, or NaN
+ *   CE_DEAD    0 */
+typedef enum ce_way { CE_DEAD, CE_SHORT, CE_PLAIN, CE_GAMMA, CE_WIDE } ce_way;
+
+/* What a row's columns need. The target's own entry is written apart, by whoever knows its dz. */
 typedef struct __align__(16) ce_grad_row {
     lli_row_grad grad;
-    int64_t target; /* column; negative, also less any block's first: none has the target's own gradient */
-    int32_t dead, reserved;
+    int64_t target; /* column that is left out; kNoTarget: none */
+    float offset;   /* of CE_SHORT */
+    int32_t way;
 }
 ce_grad_row;
 enum { kNoTarget = -1 };
+
+static __device__ const float kShortOffset = 64.0f; /* the largest: its rounding error is then 2^-19 */
+
+/* Sets way and offset from grad. plain: no softcap, temperature or label smoothing; narrow: 16-bit results of
+ * 16-bit logits. */
+static __device__ inline void set_way(bool plain, bool narrow, ce_grad_row *row) {
+    const lli_row_grad *grad = &row->grad;
+    row->way = grad->dead ? CE_DEAD : grad->wide ? CE_WIDE : grad->gamma != 0.0f ? CE_GAMMA : CE_PLAIN;
+    row->offset = log2f(grad->alpha) - (grad->k + grad->fraction);
+    if (row->way != CE_PLAIN || !plain || !narrow || grad->epsilon != 0.0f) return;
+    if (grad->alpha > 0.0f && fabsf(grad->k) < kShortOffset && fabsf(row->offset) < kShortOffset) {
+        row->way = CE_SHORT;
+    }
+}
+
+static __host__ __device__ inline bool is_plain(const lli_cuda_finish *args) {
+    return !args->smoothing && args->transform.softcap == 0.0f && args->transform.temperature == 1.0f;
+}
 
 /* Softcap and temperature. A call, because loops over columns would grow tenfold with it in line. */
 static __device__ __noinline__ float transformed(const lli_cuda_transform *transform, float raw,
@@ -311,15 +340,24 @@ static __device__ __noinline__ float ce_dz_wide(const lli_cuda_transform *transf
     return to_raw(transform, lli_row_dz_wide(grad, z, cw), slope);
 }
 
+/* 2^d, d <= 0 or NaN; see the top. */
+template <typename E> static __device__ inline float ce_exp2(float d) {
+    if constexpr (sizeof(E) == 4) {
+        return exp2_or_0(d);
+    } else {
+        return ptx_ex2_approx_ftz_f32(d);
+    }
+}
+
 /* (p (alpha + gamma (lse - H - z)) - epsilon cw) slope / T, of a raw logit. Without branches: neighbouring
  * columns then run into one another. */
-template <bool kPlain, bool kGamma>
+template <typename E, bool kPlain, bool kGamma>
 static __device__ inline float ce_dz(const lli_cuda_transform *transform, const lli_row_grad *grad, float raw,
                                      float cw) {
     float slope = 1.0f, z = raw;
     if (!kPlain) z = transformed(transform, raw, &slope);
     const float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -grad->k)) - grad->fraction;
-    const float p = ptx_ex2_approx_ftz_f32(d);
+    const float p = ce_exp2<E>(d);
     float dz = p * grad->alpha;
     if (kGamma) { /* p is 0 below -126, where lse - z may be infinite */
         dz = fmaf(p * grad->gamma, fmaxf(d, -126.0f) * -0x1.62e430p-1f - grad->entropy, dz);
@@ -328,23 +366,17 @@ static __device__ inline float ce_dz(const lli_cuda_transform *transform, const 
     return to_raw(transform, dz - grad->epsilon * cw, slope);
 }
 
-/* dz of the target's column, exact in grad->target_dz before the chain rule. */
-static __device__ __noinline__ float ce_target_dz(const lli_cuda_transform *transform,
-                                                  const lli_row_grad *grad, float raw) {
+/* The gradient at the target's column from its dz, exact before the chain rule. */
+static __device__ __noinline__ float target_gradient(const lli_cuda_transform *transform, float dz,
+                                                     float raw) {
     float slope;
     (void)logit_of(transform, raw, &slope);
-    return to_raw(transform, grad->target_dz, slope);
+    return to_raw(transform, dz, slope);
 }
 
-/* How a row's columns are computed; the same for all of them. */
-typedef enum ce_way { CE_DEAD, CE_PLAIN, CE_GAMMA, CE_WIDE } ce_way;
-
-static __device__ inline ce_way way_of(const ce_grad_row *row) {
-    return row->dead ? CE_DEAD : row->grad.wide ? CE_WIDE : row->grad.gamma != 0.0f ? CE_GAMMA : CE_PLAIN;
-}
-
-/* dz of kCount neighbouring raw logits, the target's too as if it were none. cw: their class weights. */
-template <bool kPlain, ce_way kWay, int kCount>
+/* Gradients of kCount neighbouring raw logits, the target's too as if it were none. cw: their class weights.
+ */
+template <typename E, bool kPlain, ce_way kWay, int kCount>
 static __device__ inline void ce_dz_columns(const lli_cuda_transform *transform, const ce_grad_row *row,
                                             const float *z, const float *cw, float *dz) {
 #pragma unroll
@@ -352,19 +384,30 @@ static __device__ inline void ce_dz_columns(const lli_cuda_transform *transform,
         const float weight = kPlain ? 1.0f : cw[j];
         if (kWay == CE_DEAD) {
             dz[j] = 0.0f;
+        } else if (kWay == CE_SHORT) {
+            dz[j] = ptx_ex2_approx_ftz_f32(fmaf(z[j], LLI_LOG2E_HI, row->offset));
         } else if (kWay == CE_WIDE) {
             dz[j] = ce_dz_wide(transform, &row->grad, z[j], weight);
         } else {
-            dz[j] = ce_dz<kPlain, kWay == CE_GAMMA>(transform, &row->grad, z[j], weight);
+            dz[j] = ce_dz<E, kPlain, kWay == CE_GAMMA>(transform, &row->grad, z[j], weight);
         }
     }
 }
 
-/* 16 bytes of logits into as many elements of the gradient at `to`, on 16 bytes, of f32 or of the logits'
- * type. class_weight: of the columns, or NULL. */
+/* kCount elements at `to` but for number `but`. */
+template <int kCount>
+static __device__ __noinline__ void put_others(void *to, int32_t dtype, const float *dz, int but) {
+    for (int j = 0; j < kCount; j++) {
+        if (j != but) put_element(to, dtype, j, dz[j]);
+    }
+}
+
+/* 16 bytes of logits, column c the first, into as many elements of the gradient at `to`, on 16 bytes, of f32
+ * or of the logits' type. class_weight: of column c on, or NULL. */
 template <typename E, bool kPlain, ce_way kWay>
 static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, const ce_grad_row *row,
-                                          uint4 piece, const float *class_weight, int32_t dtype, void *to) {
+                                          uint4 piece, const float *class_weight, int64_t c, int32_t dtype,
+                                          void *to) {
     enum { kCount = piece_of<E>::kCount };
     float z[kCount], cw[kCount], dz[kCount];
     piece_of<E>::widen(piece, z);
@@ -372,8 +415,13 @@ static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, c
 #pragma unroll
         for (int j = 0; j < kCount; j++) cw[j] = class_weight ? class_weight[j] : 1.0f;
     }
-    ce_dz_columns<kPlain, kWay, kCount>(transform, row, z, cw, dz);
-    if (sizeof(E) == 4 || dtype != LL_DTYPE_F32) {
+    ce_dz_columns<E, kPlain, kWay, kCount>(transform, row, z, cw, dz);
+    if ((uint64_t)(row->target - c) < kCount) {
+        float copy[kCount]; /* an array whose address is known elsewhere would not stay in registers */
+#pragma unroll
+        for (int j = 0; j < kCount; j++) copy[j] = dz[j];
+        put_others<kCount>(to, dtype, copy, (int)(row->target - c));
+    } else if (kWay == CE_SHORT || sizeof(E) == 4 || dtype != LL_DTYPE_F32) {
         *(uint4 *)to = piece_of<E>::narrow(dz);
     } else {
 #pragma unroll
@@ -383,25 +431,16 @@ static __device__ inline void ce_dz_piece(const lli_cuda_transform *transform, c
     }
 }
 
-/* One column, the target or not. */
-static __device__ __noinline__ void ce_dz_column(const lli_cuda_transform *transform, const ce_grad_row *row,
-                                                 float z, float class_weight, bool target, int32_t dtype,
-                                                 void *to, int64_t c) {
-    float dz = 0.0f;
-    if (row->dead) {
-        /* ignored, or no upstream reaches it */
-    } else if (target) {
-        dz = ce_target_dz(transform, &row->grad, z);
-    } else if (row->grad.wide) {
-        dz = ce_dz_wide(transform, &row->grad, z, class_weight);
-    } else if (transform->softcap == 0.0f && transform->temperature == 1.0f && row->grad.epsilon == 0.0f) {
-        dz = row->grad.gamma != 0.0f ? ce_dz<true, true>(transform, &row->grad, z, class_weight)
-                                     : ce_dz<true, false>(transform, &row->grad, z, class_weight);
-    } else {
-        dz = row->grad.gamma != 0.0f ? ce_dz<false, true>(transform, &row->grad, z, class_weight)
-                                     : ce_dz<false, false>(transform, &row->grad, z, class_weight);
-    }
-    put_element(to, dtype, c, dz);
+/* One column. */
+template <typename E, bool kPlain, ce_way kWay>
+static __device__ inline void ce_dz_column(const lli_cuda_transform *transform, const ce_grad_row *row,
+                                           float z, const float *class_weight, int64_t c, int32_t dtype,
+                                           void *to_row) {
+    const float cw = class_weight ? class_weight[c] : 1.0f;
+    float dz;
+    if (c == row->target) return;
+    ce_dz_columns<E, kPlain, kWay, 1>(transform, row, &z, &cw, &dz);
+    put_element(to_row, dtype, c, dz);
 }
 
 #endif

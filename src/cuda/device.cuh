@@ -52,6 +52,17 @@ static __device__ inline float exp2_grid(float d, int32_t grid_bits) {
     return p * __uint_as_float((uint32_t)(n + grid_bits + 127) << 23);
 }
 
+/* 2^d for d <= 0, 0 below -126. */
+static __device__ inline float exp2_or_0(float d) {
+    const float kShift = 0x1.8p23f;
+    const float bounded = -126.0f > d ? -126.0f : d;
+    const float shifted = bounded + kShift, f = bounded - (shifted - kShift);
+    const float near_one = fmaf(exp2_quotient(f), f, 1.0f);
+    /* times 2^rint by the exponent field, exact: the product is normal where it is kept */
+    return d >= -126.0f ? __uint_as_float(__float_as_uint(near_one) + (__float_as_uint(shifted) << 23))
+                        : 0.0f;
+}
+
 /* 2^30 p and 2^30 p (-d) of a logit, rounded to nearest even: core/softmax.c (grid_float), with the power of
  * two put on by the exponent field. */
 template <bool kEntropy>

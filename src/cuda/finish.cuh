@@ -27,21 +27,28 @@ static __device__ lli_loss_terms terms_of(const lli_cuda_finish *args, int64_t y
     return terms;
 }
 
-/* lse: of the whole row and of the row without its target; z: the target's logit; soft_sum: sum_v cw[v] z_v.
- */
-static __device__ lli_row_result result_of(const lli_cuda_finish *args, double lse, double lse_rest,
-                                           double entropy, float z, double class_total, double soft_sum) {
+/* What a row's results say of its softmax alone; z: the target's logit. */
+static __device__ lli_row_result softmax_of(const lli_cuda_finish *args, double lse, double entropy,
+                                            float z) {
     lli_row_result result = {.lse = lse};
     if (!(lse > -INFINITY)) { /* only -inf, NaN or +inf among the logits */
         result.lse = result.nll = result.entropy = result.soft_sum = kNan;
         return result;
     }
-    result.nll = softplus(lse_rest - (double)z);
     result.entropy = entropy;
     if (args->targets.v_total == 1) { /* exactly, where the grid would leave 2^-31 */
         result.lse = (double)z;
         result.entropy = 0.0;
     }
+    return result;
+}
+
+/* lse: of the whole row and of the row without its target; soft_sum: sum_v cw[v] z_v. */
+static __device__ lli_row_result result_of(const lli_cuda_finish *args, double lse, double lse_rest,
+                                           double entropy, float z, double class_total, double soft_sum) {
+    lli_row_result result = softmax_of(args, lse, entropy, z);
+    if (!(lse > -INFINITY)) return result;
+    result.nll = softplus(lse_rest - (double)z);
     if (args->smoothing) result.soft_sum = class_total * result.lse - soft_sum;
     return result;
 }

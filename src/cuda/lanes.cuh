@@ -18,6 +18,21 @@ template <int kPieces> static __device__ inline int64_t sum_lanes_narrow(int64_t
     return sum;
 }
 
+/* sum_lanes_softmax of device.cuh for rows that lie in registers; limbs are below 2^60 at any vocabulary. */
+static __device__ inline void sum_lanes_row(lli_softmax *row, bool entropy) {
+    const int32_t top = __reduce_max_sync(kAllLanes, row->top);
+    if (row->top != top) { /* by a copy: what has an address known elsewhere lies in memory */
+        lli_softmax other = *row;
+        lli_softmax_raise(&other, top);
+        *row = other;
+    }
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        row->s[i] = sum_lanes_narrow<3>(row->s[i]);
+        if (entropy) row->u[i] = sum_lanes_narrow<3>(row->u[i]);
+    }
+}
+
 /* Every lane gets the largest and, among equal ones, the lowest position; -1 is none. */
 static __device__ inline void max_lanes(float *max, int32_t *at) {
     for (int mask = 16; mask > 0; mask /= 2) {

@@ -1,6 +1,8 @@
 /* ce on a GPU, beyond what every kernel is tested with: one row's bits on and off the chip, in any batch and
- * at any place; graphs, streams, ids and targets that the host does not see; logits beyond 2^32 elements. */
+ * at any place; a CPU's bits of f32 logits; graphs, streams, ids and targets that the host does not see;
+ * logits beyond 2^32 elements. */
 #define _POSIX_C_SOURCE 200809L
+#include "ce_run.h"
 #include "core/dtype.h"
 #include "cuda/image.h"
 #include "faults/ce_rig.h"
@@ -111,8 +113,8 @@ static void any_batch_any_place_on_and_off_the_chip(void **state) {
     }
 }
 
-/* Many rows a cluster, ignored ones and bad ones among them in runs: slots go round, and rows without
- * statistics must not overtake those that have them. */
+/* Many rows a block, ignored ones among them in runs: slots go round, and a row without statistics must not
+ * put the warps of its block out of step. */
 static void more_rows_than_the_chip_takes_at_once(void **state) {
     static const int64_t shapes[][2] = {{3001, 3000}, {2500, 20000}, {700, 60000}, {520, 128256}};
     (void)state;
@@ -149,6 +151,44 @@ static void equal_from_run_to_run(void **state) {
     }
     free(first);
     rows_close(&rows);
+}
+
+/* From f32 logits: every result and every dz. */
+static void of_f32_logits_the_bits_of_the_cpu(void **state) {
+    static const char *const texts[] = {
+        "ce:f32:n37:v1000",
+        "ce:f32:n5:v50257:ign7",
+        "ce:f32:n6:v128256:zl0.0001",
+        "ce:f32:n64:v63",
+        "ce:f32:n33:v4097:t0.7:cap30",
+        "ce:f32:n19:v2000:ls0.1:ign7",
+        "ce:f32:n9:v3000:sx3:scale40",
+        "ce:f32:n9:v3000:scale1000000",
+        "ce:f32:n9:v3000:add10000",
+        "ce:f32:n9:v3000:ninf5:conf",
+        "ce:f32:n30:v777:ids2:top5",
+    };
+    int failed = 0;
+    (void)state;
+    for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
+        struct problem problem;
+        struct ce_operands operands;
+        struct ce_results gpu, cpu;
+        assert_null(problem_parse(texts[t], &problem));
+        assert_true(ce_operands_create(&problem, &operands));
+        assert_true(ce_results_create(&problem, &operands, &gpu) &&
+                    ce_results_create(&problem, &operands, &cpu));
+        const ll_ce_args on_gpu = ce_problem_args(&problem, &operands, &gpu, LL_PASS_FORWARD_BACKWARD);
+        const ll_ce_args on_cpu = ce_problem_args(&problem, &operands, &cpu, LL_PASS_FORWARD_BACKWARD);
+        failed +=
+            ce_kernel_run(kernel, &problem, LL_PASS_FORWARD_BACKWARD, &on_gpu) != LL_STATUS_OK ||
+            ce_kernel_run("ce_cpu_plain", &problem, LL_PASS_FORWARD_BACKWARD, &on_cpu) != LL_STATUS_OK ||
+            ce_differences(&problem, "against the CPU", &gpu, &cpu, (1u << kCeFields) - 1) != 0;
+        ce_results_destroy(&cpu);
+        ce_results_destroy(&gpu);
+        ce_operands_destroy(&operands);
+    }
+    assert_int_equal(failed, 0);
 }
 
 /* ---- Calls on streams --------------------------------------------------------------------------- */
@@ -345,6 +385,7 @@ int main(void) {
         cmocka_unit_test(any_batch_any_place_on_and_off_the_chip),
         cmocka_unit_test(more_rows_than_the_chip_takes_at_once),
         cmocka_unit_test(equal_from_run_to_run),
+        cmocka_unit_test(of_f32_logits_the_bits_of_the_cpu),
         cmocka_unit_test(a_graph_replayed_with_other_targets),
         cmocka_unit_test(calls_side_by_side),
         cmocka_unit_test(bad_targets_and_ids),
