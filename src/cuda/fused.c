@@ -31,6 +31,7 @@ ll_status lli_cuda_fused_open(lli_cuda_device *device) {
     }
     if (!status) status = lli_cuda_load_fused();
     if (!status) status = lli_cuda_load_fused_dz();
+    if (!status) status = lli_cuda_load_kept_dz();
     if (status) return lli_cuda_fail(status, "ll_plan_create", "loading the kernels for sm_90a");
     LLI_REQUIRE(found == cudaDriverEntryPointSuccess && device->encode_map, LL_STATUS_UNSUPPORTED,
                 "ll_plan_create: the driver has no cuTensorMapEncodeTiled");
@@ -114,7 +115,8 @@ static bool set_operands(const lli_cuda_run *run, const lli_cuda_chunk *chunk, i
            describe(run, lli_row(w, begin), count, w->row_stride, kFusedMapCols, &tiles->w);
 }
 
-bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, lli_cuda_fused *fused) {
+bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_kept *kept,
+                          lli_cuda_fused *fused) {
     *fused = (lli_cuda_fused){.first = chunk->first,
                               .n_rows = chunk->count,
                               .n_cols = run->cut.v,
@@ -124,6 +126,7 @@ bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
                               .slots = (lli_cuda_slot *)(void *)run->pieces.logits,
                               .rows = run->pieces.rows,
                               .want_argmax = run->call->want_argmax};
+    if (kept) fused->kept = *kept;
     return set_operands(run, chunk, 0, run->cut.v, &fused->tiles) && set_slots(run, fused);
 }
 
@@ -134,7 +137,7 @@ ll_status lli_cuda_fused_gather(const lli_cuda_run *run, const lli_cuda_fused *f
 
 bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_dz *dz,
                              lli_cuda_fused_dz *fused) {
-    const bool plain = !dz->bias && !dz->smoothing && !dz->bias_parts && dz->transform.temperature == 1.0f;
+    const bool plain = lli_cuda_dz_plain(dz) && !dz->bias_parts;
     *fused = (lli_cuda_fused_dz){.dz = *dz, .want_gamma = run->call->args->up_entropy != NULL};
     return plain && set_operands(run, chunk, dz->column, dz->n_cols, &fused->tiles);
 }

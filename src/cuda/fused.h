@@ -35,6 +35,24 @@ typedef struct lli_cuda_slot {
     int32_t argmax;
 } lli_cuda_slot;
 
+/* What a pass keeps of its logits for their gradients: 2^(z log2 e - k) in 16 bits (exp16.cuh), k the anchor of the
+ * row and canonical tile. Canonical tile t of the chunk is [n_rows][64] codes,
+ *
+ *   t < w_tiles   at in_w + t w_stride: in the memory of grad_w, which is written later (gradient.c)
+ *   t < n_tiles   at in_work + (t - w_tiles) n_rows 64
+ *   from n_tiles  nowhere: formed again
+ *
+ * A row's 64 codes lie as a quad of lanes holds them: column 8 j + 2 q + e is number 16 q + 2 j + e. An anchor is k,
+ * below 2^23 in magnitude; or, beyond the float formula, the bits of the tile's largest logit, which then is what
+ * the exponentials are relative to (kept.cuh). */
+typedef struct lli_cuda_kept {
+    uint16_t *in_w, *in_work;
+    int32_t *anchors; /* [n_tiles][n_rows] */
+    int64_t w_stride; /* codes */
+    int32_t w_tiles, n_tiles;
+    int64_t n_rows;
+} lli_cuda_kept;
+
 /* The tiles of a launch and who does them. */
 typedef struct lli_cuda_tiles {
     CUtensorMap x, w; /* bf16: the chunk's rows, the columns at hand; zeros beyond */
@@ -52,6 +70,7 @@ typedef struct lli_cuda_fused {
     const float *bias; /* f32, padded to 64 columns; or NULL */
     lli_cuda_slot *slots;
     lli_cuda_row *rows;
+    lli_cuda_kept kept; /* n_tiles 0: nothing */
     int32_t parts, want_argmax;
     uint32_t zero; /* 0, which the compiler does not know (sm90_statistics.cuh) */
 } lli_cuda_fused;
@@ -62,7 +81,7 @@ LLI_C int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream)
 LLI_C int lli_cuda_load_fused(void);
 
 /* dz_sm90.cu: gradients of the logits of a chunk and of columns [column, column + n_cols), without logits in
- * memory; of `dz` all but what concerns logits, a transform, weights and grad_bias. */
+ * memory; of `dz` all but what concerns logits, a transform, weights and grad_bias: lli_cuda_dz_plain. */
 typedef struct lli_cuda_fused_dz {
     lli_cuda_tiles tiles;
     lli_cuda_dz dz;
@@ -71,5 +90,10 @@ typedef struct lli_cuda_fused_dz {
 } lli_cuda_fused_dz;
 LLI_C int lli_cuda_fused_dz_launch(const lli_cuda_fused_dz *args, cudaStream_t stream);
 LLI_C int lli_cuda_load_fused_dz(void);
+
+
+/* dz_kept.cu: the same from what was kept, for columns below 64 n_tiles. */
+LLI_C int lli_cuda_kept_dz_launch(const lli_cuda_kept *kept, const lli_cuda_dz *dz, cudaStream_t stream);
+LLI_C int lli_cuda_load_kept_dz(void);
 
 #endif
