@@ -45,6 +45,12 @@ static bool any_gradient(const lli_problem *p) {
            (p->bias_dtype != LL_DTYPE_NONE && !(p->frozen & LL_FROZEN_BIAS));
 }
 
+static size_t scratch_least(const lli_cuda_cut *cut) {
+    const int64_t tile = kTileCols * cut->d_padded * 4,
+                  narrow = cut->gradient ? cut->dz_cols * 8 * cut->element_bytes : 0;
+    return (size_t)lli_max(tile, narrow);
+}
+
 lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, ll_pass pass) {
     const int64_t element_bytes = (int64_t)lli_dtype_bytes(p->x_dtype);
     const int64_t v = lli_max(0, lli_min(p->v_local, p->v_total));
@@ -84,9 +90,7 @@ lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, l
     cut.x_pack_rows = lli_min(lli_round_up(chunk, 64), lli_max(64, kPackMib * kMib / row_bytes));
     const int64_t all_w = lli_max(cut.dz_cols, lli_min(cut.v_cols, kDzCols)) * cut.d_padded * 4;
     const int64_t wish = lli_min(all_w, (cut.gradient ? kScratchMib : kPackMib) * kMib);
-    const int64_t least =
-        lli_max(kTileCols * cut.d_padded * 4, cut.gradient ? cut.dz_cols * 8 * element_bytes : 0);
-    cut.scratch_bytes = (size_t)lli_max(wish, least);
+    cut.scratch_bytes = (size_t)lli_max(wish, (int64_t)scratch_least(&cut));
     return cut;
 }
 
@@ -100,30 +104,51 @@ static int64_t tile_w_bytes(const lli_problem *p) {
     return kTileCols * p->n_hidden * (int64_t)lli_dtype_bytes(p->grad_w_dtype);
 }
 
-int64_t lli_cuda_tile_stride(const lli_problem *p, int64_t n_tokens) {
-    return lli_max(tile_w_bytes(p), code_bytes_of(n_tokens));
+/* All that would fit, code_bytes of them in the workspace. */
+static lli_cuda_places places_of(const lli_problem *p, const lli_cuda_cut *cut, int64_t n_tokens) {
+    const int64_t tiles = cut->v_cols / kTileCols, codes = code_bytes_of(n_tokens);
+    lli_cuda_places places = {0};
+    if (cut->lent.w && cut->want_w) {
+        places.w_stride_bytes = lli_max(tile_w_bytes(p), codes);
+        places.w_tiles = cut->v * (tile_w_bytes(p) / kTileCols) / places.w_stride_bytes;
+    }
+    places.n_tiles = lli_min(tiles, places.w_tiles + cut->code_bytes / codes);
+    return places;
 }
 
-int64_t lli_cuda_tiles_in_w(const lli_problem *p, int64_t n_tokens) {
-    const int64_t v = lli_max(0, lli_min(p->v_local, p->v_total));
-    if (p->frozen & LL_FROZEN_W) return 0;
-    return v * (tile_w_bytes(p) / kTileCols) / lli_cuda_tile_stride(p, n_tokens);
+lli_cuda_places lli_cuda_cut_places(const lli_problem *p, const lli_cuda_cut *cut, int64_t n_tokens) {
+    lli_cuda_places places = places_of(p, cut, n_tokens);
+    places.n_tiles = lli_min(places.n_tiles, cut->anchors / n_tokens);
+    places.w_tiles = lli_min(places.w_tiles, places.n_tiles);
+    return places;
 }
 
 lli_cuda_cut lli_cuda_cut_kept(const lli_problem *p, int64_t dz_cols, int64_t n_tokens, int64_t code_bytes,
-                               bool in_w) {
+                               lli_cuda_lent lent) {
     const lli_config config = {.grad_tokens = n_tokens, .dz_cols = dz_cols};
     lli_cuda_cut cut = lli_cuda_cut_make(p, &config, LL_PASS_BACKWARD);
-    const int64_t tiles = cut.v_cols / kTileCols, in_work = code_bytes / lli_max(1, code_bytes_of(n_tokens)),
-                  kept = lli_min(tiles, in_work + (in_w ? lli_cuda_tiles_in_w(p, n_tokens) : 0));
-    /* Slots (fused.h): 132 of a row up to 2048 rows, 33 beyond; fewer clusters where a device has more. */
-    const int64_t slots = lli_max(lli_min(n_tokens, 2048) * 132, n_tokens * 33);
+    /* Slots (fused.h) of 66 clusters: 33 of a row in groups of 2048, in the last group up to 132; where a
+     * device wants more, fewer clusters work. */
+    const int64_t last_rows = (n_tokens - 1) % 2048 + 1, last_blocks = (last_rows + 255) / 256;
+    const int64_t odd = last_blocks % 2 ? 132 : last_blocks == 8 ? 33 : 66; /* or less: 3 blocks */
+    const int64_t slots = (n_tokens - last_rows) * 33 + last_rows * odd;
     cut.block_elems = slots * (64 / (int64_t)sizeof(float));
     cut.row_slots = n_tokens;
     cut.x_pack_rows = 0;
+    cut.keeps = true;
+    cut.lent = lent;
+    if (lent.w) cut.scratch_bytes = scratch_least(&cut); /* grad_w is written where it lies */
     cut.code_bytes = code_bytes;
-    cut.anchors = kept * n_tokens;
+    cut.anchors = places_of(p, &cut, n_tokens).n_tiles * n_tokens;
     return cut;
+}
+
+lli_cuda_cut lli_cuda_cut_chunk(const lli_problem *p, const lli_config *config, lli_cuda_lent lent) {
+    const int64_t n = lent.w ? config->first_tokens : config->one_pass_tokens;
+    const int64_t codes = lent.w ? config->first_code_bytes : config->code_bytes;
+    const lli_cuda_cut cut = lli_cuda_cut_kept(p, config->dz_cols, n, 0, lent);
+    const int64_t copy = cut.want_w ? lli_round_up(n, 64) * cut.d_padded * cut.element_bytes : 0;
+    return lli_cuda_cut_kept(p, config->dz_cols, n, lent.x ? codes : lli_max(0, codes - copy), lent);
 }
 
 size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *pieces) {
@@ -133,6 +158,8 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
     const bool all_kept = cut->one_pass && cut->kept_cols >= cut->v_cols;
     const int64_t groups = (cut->grad_tokens + kBiasRows - 1) / kBiasRows;
     const size_t e = (size_t)cut->element_bytes;
+    const int64_t slot_bytes = cut->keeps ? cut->block_elems * (int64_t)sizeof(float) : 0,
+                  dz_bytes = lli_max(padded * cut->dz_cols * cut->element_bytes, slot_bytes);
     *pieces = (lli_cuda_pieces){
         .totals = lli_take(&arena, 1, sizeof(lli_cuda_totals)),
         .bias = cut->has_bias ? lli_take(&arena, cut->v_cols, sizeof(float)) : NULL,
@@ -141,10 +168,10 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
         /* from here on a chunk's own */
         .rows = lli_take(&arena, cut->row_slots, sizeof(lli_cuda_row)),
         .soft = cut->smoothing && cut->row_slots ? lli_take(&arena, chunk, sizeof(lli_exact)) : NULL,
-        .logits = lli_take(&arena, all_kept ? 0 : cut->block_elems, sizeof(float)),
+        .logits = lli_take(&arena, all_kept || cut->keeps ? 0 : cut->block_elems, sizeof(float)),
         .kept = lli_take(&arena, cut->grad_tokens * cut->kept_cols, sizeof(float)),
-        .dz = cut->gradient ? lli_take(&arena, padded * cut->dz_cols, e) : NULL,
-        .x_copy = cut->want_w ? lli_take(&arena, padded * cut->d_padded, e) : NULL,
+        .dz = cut->gradient ? lli_take(&arena, dz_bytes, 1) : NULL,
+        .x_copy = cut->want_w && !cut->lent.x ? lli_take(&arena, padded * cut->d_padded, e) : NULL,
         .acc_x = cut->want_x ? lli_take(&arena, cut->acc_tokens * cut->d_padded, sizeof(float)) : NULL,
         .acc_w = cut->keep_acc_w ? lli_take(&arena, cut->dz_cols * cut->d_padded, sizeof(float)) : NULL,
         .bias_parts = cut->want_bias ? lli_take(&arena, groups * kDzCols, sizeof(float)) : NULL,
@@ -153,13 +180,15 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
         .x_pack = lli_take(&arena, cut->x_pack_rows * cut->d_padded, e),
         .scratch = lli_take(&arena, (int64_t)cut->scratch_bytes, 1),
     };
+    if (cut->keeps)
+        pieces->logits = pieces->dz; /* slots of the forward, which is done before there is a dz */
     return arena.used;
 }
 
 static size_t kept_bytes(const lli_problem *problem, int64_t dz_cols, int64_t n_tokens, int64_t code_bytes,
-                         bool in_w) {
+                         lli_cuda_lent lent) {
     lli_cuda_pieces pieces;
-    const lli_cuda_cut cut = lli_cuda_cut_kept(problem, dz_cols, n_tokens, code_bytes, in_w);
+    const lli_cuda_cut cut = lli_cuda_cut_kept(problem, dz_cols, n_tokens, code_bytes, lent);
     return lli_cuda_cut_carve(&cut, NULL, &pieces);
 }
 
@@ -170,12 +199,15 @@ size_t lli_cuda_workspace(const lli_kernel *kernel, const lli_problem *problem, 
     const lli_cuda_cut cut = lli_cuda_cut_make(problem, config, pass);
     const size_t bytes = lli_cuda_cut_carve(&cut, NULL, &pieces);
     if (pass != LL_PASS_FORWARD_BACKWARD || !config->exponentials) return bytes;
-    /* Which of the three ways a call goes is seen by its arguments (gradient.c). */
-    const size_t first =
-        kept_bytes(problem, config->dz_cols, config->first_tokens, config->first_code_bytes, true);
-    const size_t rest =
-        kept_bytes(problem, config->dz_cols, config->one_pass_tokens, config->code_bytes, false);
-    return bytes > first && bytes > rest ? bytes : first > rest ? first : rest;
+    /* Which way a call goes is seen by its arguments (gradient.c). */
+    size_t most = bytes;
+    for (int way = 0; way < 4; way++) {
+        const lli_cuda_lent lent = {.w = way & 1, .x = way & 2};
+        const lli_cuda_cut chunk = lli_cuda_cut_chunk(problem, config, lent);
+        const size_t needed = lli_cuda_cut_carve(&chunk, NULL, &pieces);
+        if (needed > most) most = needed;
+    }
+    return most;
 }
 
 static size_t bytes_of(const lli_problem *problem, const lli_config *config, ll_pass pass) {
@@ -205,28 +237,28 @@ typedef struct room {
     int64_t v_cols, dz_cols;
 } room;
 
-static size_t bytes_in(const room *room, int64_t n_tokens, int64_t code_bytes, bool in_w) {
-    return kept_bytes(room->problem, room->dz_cols, n_tokens, code_bytes, in_w);
+static size_t bytes_in(const room *room, int64_t n_tokens, int64_t code_bytes, lli_cuda_lent lent) {
+    return kept_bytes(room->problem, room->dz_cols, n_tokens, code_bytes, lent);
 }
 
 /* The bytes of exponentials of a whole chunk that grad_w has no room for. */
-static int64_t codes_of(const room *room, int64_t n_tokens, bool in_w) {
-    const int64_t in = in_w ? lli_cuda_tiles_in_w(room->problem, n_tokens) : 0;
-    return lli_max(0, room->v_cols / kTileCols - in) * code_bytes_of(n_tokens);
+static int64_t codes_of(const room *room, int64_t n_tokens, lli_cuda_lent lent) {
+    const lli_cuda_cut cut = lli_cuda_cut_kept(room->problem, room->dz_cols, n_tokens, 0, lent);
+    return (room->v_cols / kTileCols - cut.anchors / n_tokens) * code_bytes_of(n_tokens);
 }
 
-static bool fits(const room *room, int64_t n_tokens, bool in_w) {
-    return bytes_in(room, n_tokens, codes_of(room, n_tokens, in_w), in_w) <= room->budget;
+static bool fits(const room *room, int64_t n_tokens, lli_cuda_lent lent) {
+    return bytes_in(room, n_tokens, codes_of(room, n_tokens, lent), lent) <= room->budget;
 }
 
 /* The most tokens of a chunk all of whose exponentials fit: all, or a multiple of kKeptStep. 0: none. */
-static int64_t fit_tokens(const room *room, bool in_w) {
+static int64_t fit_tokens(const room *room, lli_cuda_lent lent) {
     const int64_t n = lli_max(1, room->problem->n_tokens_max);
-    if (fits(room, n, in_w)) return n;
+    if (fits(room, n, lent)) return n;
     int64_t least = 0, most = (n - 1) / kKeptStep;
     while (least < most) {
         const int64_t middle = (least + most + 1) / 2;
-        if (fits(room, middle * kKeptStep, in_w)) {
+        if (fits(room, middle * kKeptStep, lent)) {
             least = middle;
         } else {
             most = middle - 1;
@@ -236,10 +268,13 @@ static int64_t fit_tokens(const room *room, bool in_w) {
 }
 
 /* As many bytes as the budget leaves for those of n_tokens, whole tiles, at most all. */
-static int64_t fit_codes(const room *room, int64_t n_tokens, bool in_w) {
-    int64_t bytes = codes_of(room, n_tokens, in_w);
-    while (bytes > 0 && bytes_in(room, n_tokens, bytes, in_w) > room->budget) {
-        bytes -= lli_min(bytes, code_bytes_of(n_tokens));
+static int64_t fit_codes(const room *room, int64_t n_tokens, lli_cuda_lent lent) {
+    const size_t none = bytes_in(room, n_tokens, 0, lent);
+    const int64_t left = room->budget > none ? (int64_t)(room->budget - none) : 0,
+                  tile = code_bytes_of(n_tokens);
+    int64_t bytes = lli_min(codes_of(room, n_tokens, lent), left / tile * tile);
+    while (bytes > 0 && bytes_in(room, n_tokens, bytes, lent) > room->budget) {
+        bytes -= lli_min(bytes, tile);
     }
     return bytes;
 }
@@ -248,24 +283,24 @@ static int64_t fit_codes(const room *room, int64_t n_tokens, bool in_w) {
  * wants one chunk, of which a part is not kept where it does not fit. False: they do not fit. */
 static bool fit_exponentials(const room *room, bool narrow, lli_config *config) {
     const int64_t n = lli_max(1, room->problem->n_tokens_max);
+    static const lli_cuda_lent none = {0}, in_w = {.w = true}, in_x = {.x = true}, both = {true, true};
     int64_t first = n, rest = n;
     if (!narrow) {
-        first = fit_tokens(room, true);
-        rest = fit_tokens(room, false);
+        first = fit_tokens(room, in_w);
+        rest = fit_tokens(room, none);
         if (rest < lli_min(n, kKeptLeast)) rest = config->grad_tokens;
         if (first < rest) first = rest;
     }
-    if (bytes_in(room, first, 0, true) > room->budget || bytes_in(room, rest, 0, false) > room->budget) {
+    if (bytes_in(room, first, 0, in_w) > room->budget || bytes_in(room, rest, 0, none) > room->budget) {
         return false;
     }
     config->one_pass = config->exponentials = 1;
     config->dz_cols = room->dz_cols;
     config->first_tokens = first;
     config->one_pass_tokens = rest;
-    config->first_code_bytes = fit_codes(room, first, true);
-    config->code_bytes = fit_codes(room, rest, false);
-    const lli_cuda_cut cut =
-        lli_cuda_cut_kept(room->problem, room->dz_cols, first, config->first_code_bytes, true);
+    config->first_code_bytes = fit_codes(room, first, both);
+    config->code_bytes = fit_codes(room, rest, in_x);
+    const lli_cuda_cut cut = lli_cuda_cut_chunk(room->problem, config, both);
     const int64_t kept = cut.anchors / first * kTileCols;
     config->kept_cols = kept < room->v_cols ? kept : 0;
     return true;
@@ -325,8 +360,7 @@ static bool over(const lli_problem *problem, const lli_config *config, size_t bu
 ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
                              lli_config *config) {
     (void)agreed;
-    size_t budget =
-        problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
+    size_t budget = problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
     const int64_t n = lli_max(1, problem->n_tokens_max);
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
     lli_config c = {.forward_tokens = lli_min(n, kForwardTokens),
@@ -352,7 +386,7 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
             if (c.dz_cols != kSumCols) {
                 c.dz_cols = kSumCols;
             } else if (c.grad_tokens > kOnePassTokens ||
-                (c.forward_cols <= kTileColumns && c.grad_tokens > kLeastTokens)) {
+                       (c.forward_cols <= kTileColumns && c.grad_tokens > kLeastTokens)) {
                 c.grad_tokens = smaller(c.grad_tokens);
                 c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
             } else if (c.forward_cols > kTileColumns) {
@@ -369,7 +403,7 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
         c = wide;
         c.dz_cols = kSumCols;
         const size_t alone = bytes_of(problem, &c, LL_PASS_BACKWARD),
-                     kept = kept_bytes(problem, kSumCols, n, 0, true);
+                     kept = kept_bytes(problem, kSumCols, n, 0, (lli_cuda_lent){.w = true});
         budget = alone > kept ? alone : kept;
     } else if (!problem->budget_bytes && over(problem, &c, budget)) {
         c = wide;

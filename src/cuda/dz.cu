@@ -1,6 +1,6 @@
 /* Gradients with respect to raw logits, from a block of f32 logits and the rows' coefficients, in the
- * operands' dtype: what src/cpu/micro_row.h (gradient) computes, in the same operations, then rounded once; in
- * plain problems of bf16 operands from the rounded exponentials of a canonical tile (dz.cuh). The target's
+ * operands' dtype: what src/cpu/micro_row.h (gradient) computes, in the same operations, then rounded once;
+ * in plain problems of bf16 operands from the rounded exponentials of a canonical tile (dz.cuh). The target's
  * element is the exact one of core/loss.c.
  *
  *   a thread      4 neighbouring columns of kBiasRows rows; 16: a canonical tile; a block: kBlockCols columns
@@ -115,7 +115,7 @@ static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__
     float4 ahead[kAhead];
     load_ahead(&args, first, c, ahead);
     if (threadIdx.x < kBiasRows) load_row(&args, first + threadIdx.x, &rows[threadIdx.x]);
-    __syncthreads(); /* the rows' coefficients, read by every thread */
+    __syncthreads();                   /* the rows' coefficients, read by every thread */
     if (c >= args.padded_cols) return; /* whole tiles */
     float bias[kCols], cw[kCols], sum[kCols] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < kCols; i++) {

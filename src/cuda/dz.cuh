@@ -1,9 +1,9 @@
-/* The gradient of one logit from its row's coefficients; of dz.cu, where logits lie in memory, dz_sm90.cu, where
- * they never do, and dz_kept.cu, where their exponentials do.
+/* The gradient of one logit from its row's coefficients; of dz.cu, where logits lie in memory, dz_sm90.cu,
+ * where they never do, and dz_kept.cu, where their exponentials do.
  *
- * In plain problems of bf16 operands (lli_cuda_dz_plain) all three go by the exponentials of the canonical tile,
- * rounded to 11 bits (exp16.cuh): which of them makes a dz then does not show in its bits. Elsewhere dz_of, in
- * f32. */
+ * In plain problems of bf16 operands (lli_cuda_dz_plain) all three go by the exponentials of the canonical
+ * tile, rounded to 11 bits (exp16.cuh): which of them makes a dz then does not show in its bits. Elsewhere
+ * dz_of, in f32. */
 #ifndef LLI_CUDA_DZ_CUH
 #define LLI_CUDA_DZ_CUH
 
@@ -102,7 +102,8 @@ typedef struct dz_factor {
     float shift;        /* 64 + k - lse log2 e */
 } dz_factor;
 
-/* Of a row that is not `apart`: a tile beyond the float formula then lies so far below the row that it is 0. */
+/* Of a row that is not `apart`: a tile beyond the float formula then lies so far below the row that it is 0.
+ */
 static __device__ inline dz_factor factor_of(const dz_row *row, int32_t anchor) {
     const int32_t n = anchor - (int32_t)row->k, least = -126, most = 2;
     const float power = __uint_as_float((uint32_t)((n < most ? n : most) + 127) << 23);
@@ -123,8 +124,8 @@ static __device__ inline float dz_from(const dz_factor *factor, const dz_row *ro
 
 /* Of a row that is `apart`: as lli_row_dz_wide. */
 static __device__ float apart_dz_from(const dz_row *row, int32_t anchor, float p) {
-    const double tile = anchor_is_logit(anchor) ? (double)__uint_as_float((uint32_t)anchor)
-                                                : (double)anchor * LLI_LN2;
+    const double tile =
+        anchor_is_logit(anchor) ? (double)__uint_as_float((uint32_t)anchor) : (double)anchor * LLI_LN2;
     const double exponential = (double)p * 0x1p64, whole = exponential * lli_exp(tile - row->lse);
     double value = masked(row->alpha, whole);
     if (row->gamma != 0.0f && whole != 0.0) {

@@ -5,8 +5,8 @@
  *                      other's products
  *
  * Of a tile a lane has two neighbouring columns of each 8, in four rows; it writes them as 4 bytes, a quad 16
- * bytes in a row. The target's element is written by the lane that wrote the pair before, so it comes after it.
- * Rows beyond the float formula are computed from a copy of the row in shared memory.
+ * bytes in a row. The target's element is written by the lane that wrote the pair before, so it comes after
+ * it. Rows beyond the float formula are computed from a copy of the row in shared memory.
  *
  * Shared memory, 227,408 bytes: the ring of 5 stages of 40 KiB and its barriers; for each warp the
  * coefficients of its 32 rows and a row of 192 logits. Registers: 24 for the loading warpgroup, 240 for the
@@ -52,11 +52,11 @@ static __device__ inline void wide_row(const float *z, const dz_row *row, uint16
     }
 }
 
-/* A canonical tile of one of the lane's four rows: r = 2 half + h. kSlow: each logit waits for the one before,
- * through `zero` (sm90_statistics.cuh says why). */
+/* A canonical tile of one of the lane's four rows: r = 2 half + h. kSlow: each logit waits for the one
+ * before, through `zero` (sm90_statistics.cuh says why). */
 template <bool kGamma, bool kSlow>
-static __device__ inline void dz_of_tile(const lli_cuda_fused_dz *args, const tile_logits z, int tile, int half,
-                                         int h, float max, const dz_row *row, uint32_t *to) {
+static __device__ inline void dz_of_tile(const lli_cuda_fused_dz *args, const tile_logits z, int tile,
+                                         int half, int h, float max, const dz_row *row, uint32_t *to) {
     const dz_factor factor = factor_of(row, kept_anchor(max));
     float minus_k = -bounded_anchor(max);
 #pragma unroll
@@ -65,8 +65,7 @@ static __device__ inline void dz_of_tile(const lli_cuda_fused_dz *args, const ti
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             float d;
-            const float p =
-                exp16_value(exp16_of(grid_power(z[half][logit_at(tile, j, h, e)], minus_k, &d)));
+            const float p = exp16_value(exp16_of(grid_power(z[half][logit_at(tile, j, h, e)], minus_k, &d)));
             dz[e] = dz_from<false>(&factor, row, p);
             if (kGamma) {
                 const float with = dz_from<true>(&factor, row, p);

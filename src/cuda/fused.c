@@ -54,30 +54,31 @@ static int64_t common_divisor(int64_t a, int64_t b) {
 static bool set_tiles(const lli_cuda_run *run, int64_t n_rows, int64_t n_cols, lli_cuda_tiles *tiles) {
     const int64_t rows = (n_rows + kFusedRows - 1) / kFusedRows,
                   cols = (n_cols + kFusedCols - 1) / kFusedCols;
-    const int64_t groups = (rows + kGroupRows - 1) / kGroupRows;
     tiles->row_blocks = (uint32_t)rows;
     tiles->col_blocks = (uint32_t)cols;
     tiles->depth_blocks = (uint32_t)((run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth);
-    tiles->group_rows = (uint32_t)((rows + groups - 1) / groups);
+    tiles->group_rows = (uint32_t)lli_min(rows, kGroupRows);
     tiles->clusters = (uint32_t)lli_min(run->device->clusters, rows * cols);
     return rows * cols * tiles->depth_blocks <= kStepLimit;
 }
 
-/* As many clusters as have slots where a pass with logits keeps those. */
+/* As many clusters as have slots. */
 static bool set_slots(const lli_cuda_run *run, lli_cuda_fused *fused) {
     lli_cuda_tiles *tiles = &fused->tiles;
-    const int64_t last_rows =
-        tiles->row_blocks - (tiles->row_blocks - 1) / tiles->group_rows * tiles->group_rows;
+    const int64_t last_block = (tiles->row_blocks - 1) / tiles->group_rows * tiles->group_rows;
+    const int64_t last_row = last_block * kFusedRows;
     for (; tiles->clusters > 0; tiles->clusters--) {
         const int64_t workers = 2 * (int64_t)tiles->clusters;
         const int64_t stride = common_divisor(workers, tiles->group_rows);
-        const int64_t last_stride = common_divisor(workers, last_rows);
-        const int64_t parts = workers / lli_min(stride, last_stride);
-        const int64_t bytes = parts * fused->n_rows * (int64_t)sizeof(lli_cuda_slot);
-        if (bytes > run->cut.block_elems * (int64_t)sizeof(float)) continue;
+        const int64_t last_stride = common_divisor(workers, tiles->row_blocks - last_block);
+        const int64_t parts = workers / stride, last_parts = workers / last_stride;
+        const int64_t slots = parts * last_row + last_parts * (fused->n_rows - last_row);
+        if (slots * (int64_t)sizeof(lli_cuda_slot) > run->cut.block_elems * (int64_t)sizeof(float)) continue;
         fused->stride = (uint32_t)stride;
         fused->last_stride = (uint32_t)last_stride;
         fused->parts = (int32_t)parts;
+        fused->last_parts = (int32_t)last_parts;
+        fused->last_row = last_row;
         return true;
     }
     return false;

@@ -6,9 +6,9 @@
  *
  * Shared memory, 227,408 bytes: the ring of 5 stages of 40 KiB and its barriers; 2816 bytes a warp for what
  * its rows gather over a tile. Registers: 24 for the loading warpgroup, 240 for the others, of which a tile
- * takes 192. Variants: bias, temperature and argmax apart, so that the plain case does not carry them; each also
- * with exponentials kept for a gradient (lli_cuda_kept); the entropy's sums are always made: without them the
- * kernel was no faster. Needs sm_90a. */
+ * takes 192. Variants: bias, temperature and argmax apart, so that the plain case does not carry them; each
+ * also with exponentials kept for a gradient (lli_cuda_kept); the entropy's sums are always made: without
+ * them the kernel was no faster. Needs sm_90a. */
 #include "cuda/lanes.cuh"
 #include "cuda/sm90_statistics.cuh"
 #include "cuda/sm90_tiles.cuh"
@@ -34,12 +34,16 @@ static_assert(sizeof(lli_cuda_slot) == 64 && offsetof(lli_cuda_slot, sums.top) =
 
 /* ---- Before and after --------------------------------------------------------------------------- */
 
+static __device__ __host__ inline int64_t slots_of(const lli_cuda_fused *args) {
+    return args->parts * args->last_row + args->last_parts * (args->n_rows - args->last_row);
+}
+
 /* Sixteen bytes a thread: the last of a slot's four tell that it is empty. */
 static __global__ void __launch_bounds__(kPrepareThreads)
     prepare(const __grid_constant__ lli_cuda_fused args) {
     const int64_t i = (int64_t)blockIdx.x * kPrepareThreads + threadIdx.x;
     if (i < args.n_rows) args.rows[i].has_target = 0;
-    if (i >= 4 * args.parts * args.n_rows) return;
+    if (i >= 4 * slots_of(&args)) return;
     const int4 empty = {LLI_TOP_EMPTY, 0, (int)__float_as_uint(-INFINITY), -1};
     ((int4 *)args.slots)[i] = i % 4 == 3 ? empty : int4{0, 0, 0, 0};
 }
@@ -53,8 +57,11 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
     lli_softmax_clear(&sums);
     float max = -INFINITY;
     int32_t argmax = -1;
-    for (int32_t part = lane; part < args.parts; part += 32) {
-        const lli_cuda_slot *slot = &args.slots[part * args.n_rows + row];
+    const bool last = row >= args.last_row;
+    const lli_cuda_slot *first = args.slots + (last ? args.parts * args.last_row + row - args.last_row : row);
+    const int64_t step = last ? args.n_rows - args.last_row : args.last_row;
+    for (int32_t part = lane; part < (last ? args.last_parts : args.parts); part += 32) {
+        const lli_cuda_slot *slot = first + part * step;
         lli_softmax_merge(&sums, &slot->sums);
         keep_larger(&max, &argmax, slot->max, slot->argmax);
     }
@@ -92,7 +99,7 @@ static fused_kernel *const kernels[2][kKernels] = {
 };
 
 static int launch_forward(const lli_cuda_fused *args, fused_kernel *kernel, cudaStream_t stream) {
-    const int64_t words = 4 * args->parts * args->n_rows;
+    const int64_t words = 4 * slots_of(args);
     int status = launch(prepare, dim3((unsigned)blocks_for(words, kPrepareThreads)), dim3(kPrepareThreads), 0,
                         stream, *args);
     if (status) return status;

