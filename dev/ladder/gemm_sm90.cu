@@ -167,16 +167,18 @@ static void run_forward(const void *x, const void *w, const int64_t *ids, lli_cu
                         .rows = rows,
                         .want_argmax = options};
     const lli_cuda_tiles *t = &f.tiles;
-    const int64_t last = t->row_blocks - (t->row_blocks - 1) / t->group_rows * t->group_rows;
+    const int64_t last_block = (t->row_blocks - 1) / t->group_rows * t->group_rows;
     f.stride = (uint32_t)divisor(2 * t->clusters, t->group_rows);
-    f.last_stride = (uint32_t)divisor(2 * t->clusters, last);
-    f.parts = (int32_t)(2 * t->clusters / std::min(f.stride, f.last_stride));
-    fused_kernel *const of_pace = pace == 1   ? fused<false, 1>
-                                  : pace == 2 ? fused<false, 2>
-                                  : pace == 4 ? fused<false, 4>
-                                  : pace == 8 ? fused<false, 8>
-                                              : fused<false, 16>;
-    fused_kernel *const kernel = !options ? of_pace : pace == 4 ? fused<true, 4> : fused<true, 16>;
+    f.last_stride = (uint32_t)divisor(2 * t->clusters, t->row_blocks - last_block);
+    f.parts = (int32_t)(2 * t->clusters / f.stride);
+    f.last_parts = (int32_t)(2 * t->clusters / f.last_stride);
+    f.last_row = 256 * last_block;
+    fused_kernel *const of_pace = pace == 1   ? fused<false, 1, false>
+                                  : pace == 2 ? fused<false, 2, false>
+                                  : pace == 4 ? fused<false, 4, false>
+                                  : pace == 8 ? fused<false, 8, false>
+                                              : fused<false, 16, false>;
+    fused_kernel *const kernel = !options ? of_pace : pace == 4 ? fused<true, 4, false> : fused<true, 16, false>;
     CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)sizeof(fused_shared)));
     CHECK(launch_forward(&f, kernel, 0));

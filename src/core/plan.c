@@ -175,6 +175,15 @@ ll_status ll_plan_describe(const ll_plan *plan, char *text, size_t text_bytes) {
     }
     if (p->op == LL_OP_CE && plan->group) {
         snprintf(cuts, sizeof cuts, "; %lld tokens at a time", (long long)c->forward_tokens);
+    } else if (c->exponentials && c->kept_cols) {
+        snprintf(cuts, sizeof cuts,
+                 "; forward_backward in 3 GEMMs for %lld columns, 4 for the rest, %lld tokens at a time, "
+                 "exponentials kept",
+                 (long long)c->kept_cols, (long long)c->first_tokens);
+    } else if (c->exponentials) {
+        snprintf(cuts, sizeof cuts,
+                 "; forward_backward in 3 GEMMs, first %lld, then %lld tokens at a time, exponentials kept",
+                 (long long)c->first_tokens, (long long)c->one_pass_tokens);
     } else if (c->one_pass && c->kept_cols) {
         snprintf(cuts, sizeof cuts,
                  "; forward_backward in 3 GEMMs for %lld columns, 4 for the rest, %lld tokens at a time",

@@ -15,6 +15,11 @@ typedef struct lli_config {
     int32_t columns_outside;        /* recomputing: columns outside, chunks of tokens inside */
     int64_t forward_cols;           /* columns at a time beside forward_tokens */
     int64_t kept_cols;              /* of one_pass: columns whose logits are kept, if not all are */
+    /* of one_pass on Hopper (cuda/fused.h): exponentials are kept, not logits; of a chunk so many bytes in
+     * the workspace; tokens and such bytes of a first chunk whose exponentials lie in grad_w's memory too */
+    int32_t exponentials;
+    int64_t dz_cols; /* CUDA: columns whose dz are formed at a time; 0: as many as there can be */
+    int64_t code_bytes, first_tokens, first_code_bytes;
 } lli_config;
 
 typedef struct lli_kernel lli_kernel;

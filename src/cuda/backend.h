@@ -31,6 +31,8 @@ const char *lli_cuda_pass_name(ll_pass pass);
 typedef struct lli_cuda_variant {
     /* Logits are formed again at the rate of the product alone: keeping a part of them is worth less. */
     bool cheap_logits;
+    /* A pass with gradients can keep exponentials, and its first chunk in grad_w's own memory. */
+    bool exponentials;
 } lli_cuda_variant;
 
 extern const lli_kernel lli_linear_ce_cuda_sm90, lli_linear_ce_cuda, lli_ce_cuda;

@@ -63,19 +63,27 @@ static __device__ inline float exp2_or_0(float d) {
                         : 0.0f;
 }
 
-/* 2^30 p and 2^30 p (-d) of a logit, rounded to nearest even: core/softmax.c (grid_float), with the power of
- * two put on by the exponent field. */
-template <bool kEntropy>
-static __device__ inline void grid_terms(float z, float minus_k, uint32_t *s, uint32_t *u) {
+/* 2^30 p = 2^(30 + d), d = z log2 e - k, with the power of two put on by the exponent field: the result is
+ * normal and exact. d is cut off at -63, where a term of either sum is 0 on the grid already, and a kept one
+ * too (exp16.cuh). */
+static __device__ inline float grid_power(float z, float minus_k, float *cut_d) {
     const float kShift = 0x1.8p23f + kGridBits; /* leaves rint(d) + 30 in the low bits */
-    const float d = fmaxf(fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k)), -64.0f);
+    const float d = fmaxf(fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k)), -63.0f);
     const float shifted = d + kShift;
     const float f = d - (shifted - kShift);
     const float p = fmaf(exp2_quotient(f), f, 1.0f);
-    /* times 2^(rint(d) + 30) by the exponent field: the product is normal and exact */
-    const float scaled = __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+    *cut_d = d;
+    return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+
+/* 2^30 p and 2^30 p (-d) of a logit, rounded to nearest even: core/softmax.c (grid_float). Returns 2^30 p. */
+template <bool kEntropy>
+static __device__ inline float grid_terms(float z, float minus_k, uint32_t *s, uint32_t *u) {
+    float d;
+    const float scaled = grid_power(z, minus_k, &d);
     *s = __float2uint_rn(scaled);
     if (kEntropy) *u = __float2uint_rn(scaled * -d);
+    return scaled;
 }
 
 /* C tanh(raw / C), and its slope 1 - tanh^2 without cancellation; see src/cpu/micro_row.h. */

@@ -1,14 +1,16 @@
 /* Gradients with respect to raw logits, from a block of f32 logits and the rows' coefficients, in the
- * operands' dtype: what src/cpu/micro_row.h (gradient) computes, in the same operations, then rounded once.
- * The target's element is the exact one of core/loss.c.
+ * operands' dtype: what src/cpu/micro_row.h (gradient) computes, in the same operations, then rounded once;
+ * in plain problems of bf16 operands from the rounded exponentials of a canonical tile (dz.cuh). The target's
+ * element is the exact one of core/loss.c.
  *
- *   a thread      4 neighbouring columns of kBiasRows rows; a block: kBlockCols columns of them
+ *   a thread      4 neighbouring columns of kBiasRows rows; 16: a canonical tile; a block: kBlockCols columns
  *   grad_bias     each thread adds up its columns over its rows, ascending, before rounding
  *
  * f16 has 5 bits of exponent, and dz of a mean over many tokens lies below its range. A row is therefore kept
  * as dz 2^-e with a power of two of its own (finish.cu): exact, and undone exactly, in grad_x's row and,
  * through x's row, in grad_w. */
 #include "cuda/dz.cuh"
+#include "cuda/ptx/max_nan.cuh"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -30,8 +32,34 @@ static __device__ inline void store4(const lli_cuda_dz *args, int64_t r, int64_t
     }
 }
 
+/* From rounded exponentials. Every one of a tile's 16 threads calls it, for the tile's largest logit. */
+static __device__ inline void row_dz_rounded(const lli_cuda_dz *args, const dz_row *row, float *z, int32_t c,
+                                             float *dz) {
+    const unsigned lanes = 0xffffu << (threadIdx.x & 16);
+    float max = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kCols; i++) {
+        if (c + i >= args->n_cols) z[i] = -INFINITY;
+        max = ptx_max_nan_f32(max, z[i]);
+    }
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) max = ptx_max_nan_f32(max, __shfl_xor_sync(lanes, max, mask));
+    if (row->apart) {
+        for (int i = 0; i < kCols; i++) dz[i] = apart_dz(row, z[i], max);
+        return;
+    }
+    const dz_factor factor = factor_of(row, kept_anchor(max));
+    const float minus_k = -bounded_anchor(max);
+#pragma unroll
+    for (int i = 0; i < kCols; i++) {
+        float d;
+        const float p = exp16_value(exp16_of(grid_power(z[i], minus_k, &d)));
+        dz[i] = row->gamma != 0.0f ? dz_from<true>(&factor, row, p) : dz_from<false>(&factor, row, p);
+    }
+}
+
 /* A row's dz in the thread's columns, from their raw products. */
-template <bool kPlain>
+template <bool kPlain, bool kRounded>
 static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *shared, const float4 raw4,
                                      int32_t c, const float *bias, const float *cw, float *dz) {
     const dz_row row = *shared;
@@ -45,7 +73,9 @@ static __device__ inline void row_dz(const lli_cuda_dz *args, const dz_row *shar
         for (int i = 0; i < kCols; i++) dz[i] = 0.0f;
         return;
     }
-    if (row.wide) {
+    if (kRounded) {
+        row_dz_rounded(args, &row, raw, c, dz);
+    } else if (row.wide) {
         for (int i = 0; i < kCols; i++) dz[i] = wide_dz_of(&args->transform, &row, raw[i], cw[i]);
     } else if (row.gamma != 0.0f) {
 #pragma unroll
@@ -77,7 +107,7 @@ static __device__ inline void load_ahead(const lli_cuda_dz *args, int64_t r, int
     }
 }
 
-template <bool kPlain>
+template <bool kPlain, bool kRounded>
 static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__ lli_cuda_dz args) {
     __shared__ dz_row rows[kBiasRows];
     const int32_t c = (int32_t)blockIdx.x * kBlockCols + threadIdx.x * kCols;
@@ -85,8 +115,8 @@ static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__
     float4 ahead[kAhead];
     load_ahead(&args, first, c, ahead);
     if (threadIdx.x < kBiasRows) load_row(&args, first + threadIdx.x, &rows[threadIdx.x]);
-    __syncthreads(); /* the rows' coefficients, read by every thread */
-    if (c >= args.padded_cols) return;
+    __syncthreads();                   /* the rows' coefficients, read by every thread */
+    if (c >= args.padded_cols) return; /* whole tiles */
     float bias[kCols], cw[kCols], sum[kCols] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < kCols; i++) {
         const bool inside = c + i < args.n_cols;
@@ -102,7 +132,7 @@ static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__
 #pragma unroll
         for (int i = 0; i < kAhead; i++) {
             float dz[kCols];
-            row_dz<kPlain>(&args, &rows[r0 + i], raw[i], c, bias, cw, dz);
+            row_dz<kPlain, kRounded>(&args, &rows[r0 + i], raw[i], c, bias, cw, dz);
             if (args.bias_parts) {
                 for (int j = 0; j < kCols; j++) sum[j] = sum[j] + dz[j];
             }
@@ -110,7 +140,7 @@ static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__
         }
     }
     if (args.bias_parts && first < args.n_rows) {
-        *(float4 *)(args.bias_parts + blockIdx.y * (int64_t)kSumCols + c) =
+        *(float4 *)(args.bias_parts + blockIdx.y * (int64_t)kDzCols + c) =
             make_float4(sum[0], sum[1], sum[2], sum[3]);
     }
 }
@@ -120,17 +150,17 @@ static __global__ void bias_add(const float *parts, int64_t n_parts, int64_t n_c
     const int64_t c = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= n_cols) return;
     float total = 0.0f;
-    for (int64_t part = 0; part < n_parts; part++) total = total + parts[part * kSumCols + c];
+    for (int64_t part = 0; part < n_parts; part++) total = total + parts[part * kDzCols + c];
     sum[c] = fresh ? total : sum[c] + total;
 }
 
 extern "C" int lli_cuda_dz_launch(const lli_cuda_dz *args, cudaStream_t stream) {
     const dim3 grid((unsigned)blocks_for(args->padded_cols, kBlockCols),
                     (unsigned)blocks_for(args->padded_rows, kBiasRows));
-    const bool plain = !args->bias && !args->smoothing && args->transform.softcap == 0.0f &&
-                       args->transform.temperature == 1.0f;
-    if (plain) return launch(dz<true>, grid, dim3(kThreads), 0, stream, *args);
-    return launch(dz<false>, grid, dim3(kThreads), 0, stream, *args);
+    const bool plain = lli_cuda_dz_plain(args);
+    if (!plain) return launch(dz<false, false>, grid, dim3(kThreads), 0, stream, *args);
+    if (args->dtype != LL_DTYPE_BF16) return launch(dz<true, false>, grid, dim3(kThreads), 0, stream, *args);
+    return launch(dz<true, true>, grid, dim3(kThreads), 0, stream, *args);
 }
 
 extern "C" int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int64_t n_cols, float *sum,
@@ -141,7 +171,8 @@ extern "C" int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int
 
 extern "C" int lli_cuda_load_dz(void) {
     cudaFuncAttributes a;
-    int status = (int)cudaFuncGetAttributes(&a, dz<true>);
-    if (!status) status = (int)cudaFuncGetAttributes(&a, dz<false>);
+    int status = (int)cudaFuncGetAttributes(&a, dz<true, true>);
+    if (!status) status = (int)cudaFuncGetAttributes(&a, dz<true, false>);
+    if (!status) status = (int)cudaFuncGetAttributes(&a, dz<false, false>);
     return status ? status : (int)cudaFuncGetAttributes(&a, bias_add);
 }

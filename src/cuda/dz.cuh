@@ -1,17 +1,25 @@
-/* The gradient of one logit from its row's coefficients; of dz.cu, where logits lie in memory, and
- * dz_sm90.cu, where they never do. */
+/* The gradient of one logit from its row's coefficients; of dz.cu, where logits lie in memory, dz_sm90.cu,
+ * where they never do, and dz_kept.cu, where their exponentials do.
+ *
+ * In plain problems of bf16 operands (lli_cuda_dz_plain) all three go by the exponentials of the canonical
+ * tile, rounded to 11 bits (exp16.cuh): which of them makes a dz then does not show in its bits. Elsewhere
+ * dz_of, in f32. */
 #ifndef LLI_CUDA_DZ_CUH
 #define LLI_CUDA_DZ_CUH
 
-#include "cuda/device.cuh"
+#include "cuda/kept.cuh"
+#include "cuda/ptx/lg2_approx.cuh"
 
 /* What the inner loop needs of a row, in two 16-byte pieces, and the rest. */
 typedef struct __align__(16) dz_row {
     float alpha, k, fraction, gamma;
     float entropy, epsilon, scale, target_dz;
     int32_t target; /* column in the block; -1: none of it */
-    int32_t dead, wide, reserved;
+    int32_t dead, wide;
+    /* From exponentials: 2^(64 - fraction) alpha, and gamma; wide rows too are `apart` there. */
+    int32_t apart;
     double lse;
+    float unit_alpha, unit_gamma;
 }
 dz_row;
 
@@ -78,7 +86,61 @@ static __device__ inline void load_row(const lli_cuda_dz *args, int64_t r, dz_ro
                   .dead = 0,
                   .wide = grad->wide};
     row->lse = grad->lse;
+    const float f = -grad->fraction, unit = EXP16_UNIT * fmaf(exp2_quotient(f), f, 1.0f);
+    row->unit_alpha = unit * grad->alpha;
+    row->unit_gamma = unit * grad->gamma;
+    /* a factor must stay finite; where alpha is no number either */
+    row->apart = grad->wide || !(fabsf(grad->alpha) < 0x1p60f && fabsf(grad->gamma) < 0x1p60f);
     if (y >= 0 && grad->has_target && at >= 0 && at < args->n_cols) row->target = (int32_t)at;
+}
+
+/* ---- From exponentials -------------------------------------------------------------------------- */
+
+/* Of a row and a canonical tile. */
+typedef struct dz_factor {
+    float alpha, gamma; /* times 2^(64 + k - lse log2 e), k the anchor */
+    float shift;        /* 64 + k - lse log2 e */
+} dz_factor;
+
+/* Of a row that is not `apart`: a tile beyond the float formula then lies so far below the row that it is 0.
+ */
+static __device__ inline dz_factor factor_of(const dz_row *row, int32_t anchor) {
+    const int32_t n = anchor - (int32_t)row->k, least = -126, most = 2;
+    const float power = __uint_as_float((uint32_t)((n < most ? n : most) + 127) << 23);
+    const bool counts = n >= least && !anchor_is_logit(anchor) && !row->dead;
+    return (dz_factor){.alpha = counts ? row->unit_alpha * power : 0.0f,
+                       .gamma = counts ? row->unit_gamma * power : 0.0f,
+                       .shift = counts ? (float)(n + 64) - row->fraction : 0.0f};
+}
+
+/* p: an exponential 2^-64 (exp16_value). Entropy's surprise -ln p comes from the rounded p too. */
+template <bool kGamma>
+static __device__ inline float dz_from(const dz_factor *factor, const dz_row *row, float p) {
+    const float dz = p * factor->alpha;
+    if (!kGamma) return dz;
+    const float bits = fmaxf(ptx_lg2_approx_f32(p), -200.0f) + factor->shift; /* finite where p is 0 */
+    return fmaf(p * factor->gamma, bits * -0x1.62e430p-1f - row->entropy, dz);
+}
+
+/* Of a row that is `apart`: as lli_row_dz_wide. */
+static __device__ float apart_dz_from(const dz_row *row, int32_t anchor, float p) {
+    const double tile =
+        anchor_is_logit(anchor) ? (double)__uint_as_float((uint32_t)anchor) : (double)anchor * LLI_LN2;
+    const double exponential = (double)p * 0x1p64, whole = exponential * lli_exp(tile - row->lse);
+    double value = masked(row->alpha, whole);
+    if (row->gamma != 0.0f && whole != 0.0) {
+        const double d = lli_log(exponential) + (tile - row->lse);
+        value += (double)row->gamma * whole * (-d - (double)row->entropy);
+    }
+    return (float)value;
+}
+
+/* The same from the logit and its tile's largest. */
+static __device__ float apart_dz(const dz_row *row, float z, float max) {
+    const int32_t anchor = kept_anchor(max);
+    if (anchor_is_logit(anchor)) return apart_dz_from(row, anchor, exp16_value(exp16_of_wide(z, max)));
+    float d;
+    return apart_dz_from(row, anchor, exp16_value(exp16_of(grid_power(z, (float)-anchor, &d))));
 }
 
 #endif

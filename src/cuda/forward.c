@@ -150,7 +150,7 @@ ll_status lli_cuda_forward(const lli_cuda_run *run) {
     lli_cuda_fused fused;
     for (int64_t first = 0; first < n; first += run->cut.forward_tokens) {
         const lli_cuda_chunk chunk = {first, lli_min(run->cut.forward_tokens, n - first)};
-        if (lli_cuda_fused_takes(run, &chunk, &fused)) {
+        if (lli_cuda_fused_takes(run, &chunk, NULL, &fused)) {
             LLI_TRY(lli_cuda_fused_gather(run, &fused));
             LLI_TRY(lli_cuda_finish_rows(run, &chunk, 1));
             continue;

@@ -31,6 +31,7 @@ ll_status lli_cuda_fused_open(lli_cuda_device *device) {
     }
     if (!status) status = lli_cuda_load_fused();
     if (!status) status = lli_cuda_load_fused_dz();
+    if (!status) status = lli_cuda_load_kept_dz();
     if (status) return lli_cuda_fail(status, "ll_plan_create", "loading the kernels for sm_90a");
     LLI_REQUIRE(found == cudaDriverEntryPointSuccess && device->encode_map, LL_STATUS_UNSUPPORTED,
                 "ll_plan_create: the driver has no cuTensorMapEncodeTiled");
@@ -53,30 +54,31 @@ static int64_t common_divisor(int64_t a, int64_t b) {
 static bool set_tiles(const lli_cuda_run *run, int64_t n_rows, int64_t n_cols, lli_cuda_tiles *tiles) {
     const int64_t rows = (n_rows + kFusedRows - 1) / kFusedRows,
                   cols = (n_cols + kFusedCols - 1) / kFusedCols;
-    const int64_t groups = (rows + kGroupRows - 1) / kGroupRows;
     tiles->row_blocks = (uint32_t)rows;
     tiles->col_blocks = (uint32_t)cols;
     tiles->depth_blocks = (uint32_t)((run->cut.d + kFusedMapDepth - 1) / kFusedMapDepth);
-    tiles->group_rows = (uint32_t)((rows + groups - 1) / groups);
+    tiles->group_rows = (uint32_t)lli_min(rows, kGroupRows);
     tiles->clusters = (uint32_t)lli_min(run->device->clusters, rows * cols);
     return rows * cols * tiles->depth_blocks <= kStepLimit;
 }
 
-/* As many clusters as have slots where a pass with logits keeps those. */
+/* As many clusters as have slots. */
 static bool set_slots(const lli_cuda_run *run, lli_cuda_fused *fused) {
     lli_cuda_tiles *tiles = &fused->tiles;
-    const int64_t last_rows =
-        tiles->row_blocks - (tiles->row_blocks - 1) / tiles->group_rows * tiles->group_rows;
+    const int64_t last_block = (tiles->row_blocks - 1) / tiles->group_rows * tiles->group_rows;
+    const int64_t last_row = last_block * kFusedRows;
     for (; tiles->clusters > 0; tiles->clusters--) {
         const int64_t workers = 2 * (int64_t)tiles->clusters;
         const int64_t stride = common_divisor(workers, tiles->group_rows);
-        const int64_t last_stride = common_divisor(workers, last_rows);
-        const int64_t parts = workers / lli_min(stride, last_stride);
-        const int64_t bytes = parts * fused->n_rows * (int64_t)sizeof(lli_cuda_slot);
-        if (bytes > run->cut.block_elems * (int64_t)sizeof(float)) continue;
+        const int64_t last_stride = common_divisor(workers, tiles->row_blocks - last_block);
+        const int64_t parts = workers / stride, last_parts = workers / last_stride;
+        const int64_t slots = parts * last_row + last_parts * (fused->n_rows - last_row);
+        if (slots * (int64_t)sizeof(lli_cuda_slot) > run->cut.block_elems * (int64_t)sizeof(float)) continue;
         fused->stride = (uint32_t)stride;
         fused->last_stride = (uint32_t)last_stride;
         fused->parts = (int32_t)parts;
+        fused->last_parts = (int32_t)last_parts;
+        fused->last_row = last_row;
         return true;
     }
     return false;
@@ -114,7 +116,8 @@ static bool set_operands(const lli_cuda_run *run, const lli_cuda_chunk *chunk, i
            describe(run, lli_row(w, begin), count, w->row_stride, kFusedMapCols, &tiles->w);
 }
 
-bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, lli_cuda_fused *fused) {
+bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_kept *kept,
+                          lli_cuda_fused *fused) {
     *fused = (lli_cuda_fused){.first = chunk->first,
                               .n_rows = chunk->count,
                               .n_cols = run->cut.v,
@@ -124,6 +127,7 @@ bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
                               .slots = (lli_cuda_slot *)(void *)run->pieces.logits,
                               .rows = run->pieces.rows,
                               .want_argmax = run->call->want_argmax};
+    if (kept) fused->kept = *kept;
     return set_operands(run, chunk, 0, run->cut.v, &fused->tiles) && set_slots(run, fused);
 }
 
@@ -134,7 +138,7 @@ ll_status lli_cuda_fused_gather(const lli_cuda_run *run, const lli_cuda_fused *f
 
 bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_dz *dz,
                              lli_cuda_fused_dz *fused) {
-    const bool plain = !dz->bias && !dz->smoothing && !dz->bias_parts && dz->transform.temperature == 1.0f;
+    const bool plain = lli_cuda_dz_plain(dz) && !dz->bias_parts;
     *fused = (lli_cuda_fused_dz){.dz = *dz, .want_gamma = run->call->args->up_entropy != NULL};
     return plain && set_operands(run, chunk, dz->column, dz->n_cols, &fused->tiles);
 }

@@ -8,9 +8,10 @@
  * q + W, ... of the launch. It adds a row's tiles to a slot of its own. Tiles are numbered through a group of
  * row blocks, whose first tile is `base`, row blocks first (sm90_product.cuh). With h the group's row blocks
  * and g the greatest common divisor of W and h, worker q meets those row blocks that are q - base modulo g.
- * So a row has W / g slots, and the worker owns number ((q - base) mod W) / g of each row that it meets:
+ * So a row has W / g slots, and the worker owns number ((q - base) mod W) / g of each row that it meets. The
+ * last group may have fewer row blocks, and so another g:
  *
- *   slots [parts][n_rows]        parts: the most that a group has
+ *   slots [parts][last_row]      [last_parts][n_rows - last_row]        last_row: the last group's first
  *
  * Slots are merged as integers: bits depend neither on the grid nor on the order. */
 #ifndef LLI_CUDA_FUSED_H
@@ -35,6 +36,24 @@ typedef struct lli_cuda_slot {
     int32_t argmax;
 } lli_cuda_slot;
 
+/* What a pass keeps of its logits for their gradients: 2^(z log2 e - k) in 16 bits (exp16.cuh), k the anchor
+ * of the row and canonical tile. Canonical tile t of the chunk is [n_rows][64] codes,
+ *
+ *   t < w_tiles    at in_w + t w_stride: in the memory of grad_w, which is written behind them (gradient.c)
+ *   t < n_tiles    at in_work + (t - w_tiles) n_rows 64: in the workspace
+ *   from n_tiles   nowhere: the logits are formed again
+ *
+ * A row's 64 codes lie as a quad of lanes holds them: column 8 j + 2 q + e is number 16 q + 2 j + e. An
+ * anchor is k, below 2^23 in magnitude; or, beyond the float formula, the bits of the tile's largest logit,
+ * which then is what the exponentials are relative to (kept.cuh). */
+typedef struct lli_cuda_kept {
+    uint16_t *in_w, *in_work;
+    int32_t *anchors; /* [n_tiles][n_rows] */
+    int64_t w_stride; /* codes */
+    int32_t w_tiles, n_tiles;
+    int64_t n_rows;
+} lli_cuda_kept;
+
 /* The tiles of a launch and who does them. */
 typedef struct lli_cuda_tiles {
     CUtensorMap x, w; /* bf16: the chunk's rows, the columns at hand; zeros beyond */
@@ -45,14 +64,17 @@ typedef struct lli_cuda_tiles {
 typedef struct lli_cuda_fused {
     lli_cuda_tiles tiles;
     uint32_t stride, last_stride; /* g of a group, and of the last one */
-    int64_t first, n_rows;        /* tokens of the chunk */
+    int32_t parts, last_parts;
+    int64_t last_row;
+    int64_t first, n_rows; /* tokens of the chunk */
     int64_t n_cols;
     lli_cuda_targets targets;
     float temperature; /* 1: none */
     const float *bias; /* f32, padded to 64 columns; or NULL */
     lli_cuda_slot *slots;
     lli_cuda_row *rows;
-    int32_t parts, want_argmax;
+    lli_cuda_kept kept; /* n_tiles 0: nothing */
+    int32_t want_argmax;
     uint32_t zero; /* 0, which the compiler does not know (sm90_statistics.cuh) */
 } lli_cuda_fused;
 
@@ -62,7 +84,7 @@ LLI_C int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream)
 LLI_C int lli_cuda_load_fused(void);
 
 /* dz_sm90.cu: gradients of the logits of a chunk and of columns [column, column + n_cols), without logits in
- * memory; of `dz` all but what concerns logits, a transform, weights and grad_bias. */
+ * memory; of `dz` all but what concerns logits, a transform, weights and grad_bias: lli_cuda_dz_plain. */
 typedef struct lli_cuda_fused_dz {
     lli_cuda_tiles tiles;
     lli_cuda_dz dz;
@@ -71,5 +93,9 @@ typedef struct lli_cuda_fused_dz {
 } lli_cuda_fused_dz;
 LLI_C int lli_cuda_fused_dz_launch(const lli_cuda_fused_dz *args, cudaStream_t stream);
 LLI_C int lli_cuda_load_fused_dz(void);
+
+/* dz_kept.cu: the same from what was kept, for columns below 64 n_tiles. */
+LLI_C int lli_cuda_kept_dz_launch(const lli_cuda_kept *kept, const lli_cuda_dz *dz, cudaStream_t stream);
+LLI_C int lli_cuda_load_kept_dz(void);
 
 #endif

@@ -6,21 +6,20 @@
  *
  * Shared memory, 227,408 bytes: the ring of 5 stages of 40 KiB and its barriers; 2816 bytes a warp for what
  * its rows gather over a tile. Registers: 24 for the loading warpgroup, 240 for the others, of which a tile
- * takes 192. Variants: bias, temperature and argmax apart, so that the plain case does not carry them; the
- * entropy's sums are always made: without them the kernel was no faster. Needs sm_90a. */
-#include "cuda/sm90_tiles.cuh"
+ * takes 192. Variants: bias, temperature and argmax apart, so that the plain case does not carry them; each
+ * also with exponentials kept for a gradient (lli_cuda_kept); the entropy's sums are always made: without
+ * them the kernel was no faster. Needs sm_90a. */
+#include "cuda/lanes.cuh"
 #include "cuda/sm90_statistics.cuh"
+#include "cuda/sm90_tiles.cuh"
 
 #include <stddef.h>
 
 enum {
     kPrepareThreads = 256,
     kMergeThreads = 128,
-    kReadingWarps = 8,
     kSlow = 1,
-    kFast = 16,     /* paces (sm90_statistics.cuh) */
-    kSlowDepth = 64 /* steps of k behind which slow statistics hide: at 64, 3 % faster than fast ones; at 32,
-                       2 % slower */
+    kFast = 16 /* paces (sm90_statistics.cuh) */
 };
 
 typedef struct fused_shared {
@@ -35,12 +34,16 @@ static_assert(sizeof(lli_cuda_slot) == 64 && offsetof(lli_cuda_slot, sums.top) =
 
 /* ---- Before and after --------------------------------------------------------------------------- */
 
+static __device__ __host__ inline int64_t slots_of(const lli_cuda_fused *args) {
+    return args->parts * args->last_row + args->last_parts * (args->n_rows - args->last_row);
+}
+
 /* Sixteen bytes a thread: the last of a slot's four tell that it is empty. */
 static __global__ void __launch_bounds__(kPrepareThreads)
     prepare(const __grid_constant__ lli_cuda_fused args) {
     const int64_t i = (int64_t)blockIdx.x * kPrepareThreads + threadIdx.x;
     if (i < args.n_rows) args.rows[i].has_target = 0;
-    if (i >= 4 * args.parts * args.n_rows) return;
+    if (i >= 4 * slots_of(&args)) return;
     const int4 empty = {LLI_TOP_EMPTY, 0, (int)__float_as_uint(-INFINITY), -1};
     ((int4 *)args.slots)[i] = i % 4 == 3 ? empty : int4{0, 0, 0, 0};
 }
@@ -54,25 +57,17 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
     lli_softmax_clear(&sums);
     float max = -INFINITY;
     int32_t argmax = -1;
-    for (int32_t part = lane; part < args.parts; part += 32) {
-        const lli_cuda_slot *slot = &args.slots[part * args.n_rows + row];
+    const bool last = row >= args.last_row;
+    const lli_cuda_slot *first = args.slots + (last ? args.parts * args.last_row + row - args.last_row : row);
+    const int64_t step = last ? args.n_rows - args.last_row : args.last_row;
+    for (int32_t part = lane; part < (last ? args.last_parts : args.parts); part += 32) {
+        const lli_cuda_slot *slot = first + part * step;
         lli_softmax_merge(&sums, &slot->sums);
-        if (slot->argmax >= 0 &&
-            (argmax < 0 || slot->max > max || (slot->max == max && slot->argmax < argmax))) {
-            max = slot->max;
-            argmax = slot->argmax;
-        }
+        keep_larger(&max, &argmax, slot->max, slot->argmax);
     }
     __syncwarp();
     sum_lanes_softmax(&sums, true);
-    for (int mask = 16; mask > 0; mask /= 2) {
-        const float other = __shfl_xor_sync(0xffffffffu, max, mask);
-        const int32_t at = __shfl_xor_sync(0xffffffffu, argmax, mask);
-        if (at >= 0 && (argmax < 0 || other > max || (other == max && at < argmax))) {
-            max = other;
-            argmax = at;
-        }
-    }
+    max_lanes(&max, &argmax);
     if (lane != 0) return;
     args.rows[row].others = sums;
     args.rows[row].max = max;
@@ -81,43 +76,15 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
 
 /* ---- The kernel --------------------------------------------------------------------------------- */
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || !defined(__CUDA_ARCH__)
-template <bool kOptions, int kPace>
-static __device__ inline void work(const lli_cuda_fused *args, fused_shared *shared) {
-    const uint32_t second = threadIdx.x / 128 - 1;
-    tile_logits z;
-    product_take_turns<fused_tile>(second);
-    for (uint32_t tile = second;
-         tile_of(&args->tiles, tile) < args->tiles.row_blocks * args->tiles.col_blocks; tile += 2) {
-        product_multiply<fused_tile>(&shared->product, tile, args->tiles.depth_blocks, 0, z);
-        const product_grid grid = grid_of(&args->tiles);
-        const product_place place = product_place_of(&grid, tile_of(&args->tiles, tile));
-        const uint32_t block = place.row_block * kProductCluster + ptx_cluster_ctarank();
-        gather_tile<kOptions, kPace>(args, z, (int32_t)(block * kProductRows),
-                                     (int64_t)place.col_block * kFusedCols,
-                                     &shared->warps[ptx_tid_x() / 32 - 4]);
-    }
-}
-#endif
-
-template <bool kOptions, int kPace>
+template <bool kOptions, int kPace, bool kKeep>
 static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__(kProductThreads, 1)
     fused(const __grid_constant__ lli_cuda_fused args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ __align__(1024) uint8_t memory[];
-    fused_shared *shared = (fused_shared *)memory;
-    product_open(&shared->product);
-    if (threadIdx.x < 128) {
-        ptx_setmaxnreg_dec<kProducerRegisters>();
-        const product_grid grid = grid_of(&args.tiles);
-        if (threadIdx.x == 0) {
-            product_load(&shared->product, &args.tiles.x, &args.tiles.w, &grid);
-        }
-    } else {
-        ptx_setmaxnreg_inc<kConsumerRegisters>();
-        work<kOptions, kPace>(&args, shared);
-    }
-    product_close();
+    for_tiles(&args.tiles, (fused_shared *)memory,
+              [&args](tile_logits z, int32_t row, int32_t column, warp_memory *warp) {
+                  gather_tile<kOptions, kPace, kKeep>(&args, z, row, column, warp);
+              });
 #endif
 }
 
@@ -125,11 +92,14 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
 
 typedef void fused_kernel(const lli_cuda_fused);
 
-enum { kPlain, kPlainSlow, kOptions };
-static fused_kernel *const kernels[] = {fused<false, kFast>, fused<false, kSlow>, fused<true, kFast>};
+enum { kPlain, kPlainSlow, kOptions, kKernels };
+static fused_kernel *const kernels[2][kKernels] = {
+    {fused<false, kFast, false>, fused<false, kSlow, false>, fused<true, kFast, false>},
+    {fused<false, kFast, true>, fused<false, kSlow, true>, fused<true, kFast, true>}, /* with what is kept */
+};
 
 static int launch_forward(const lli_cuda_fused *args, fused_kernel *kernel, cudaStream_t stream) {
-    const int64_t words = 4 * args->parts * args->n_rows;
+    const int64_t words = 4 * slots_of(args);
     int status = launch(prepare, dim3((unsigned)blocks_for(words, kPrepareThreads)), dim3(kPrepareThreads), 0,
                         stream, *args);
     if (status) return status;
@@ -143,14 +113,15 @@ static int launch_forward(const lli_cuda_fused *args, fused_kernel *kernel, cuda
 extern "C" int lli_cuda_fused_launch(const lli_cuda_fused *args, cudaStream_t stream) {
     const bool options = args->bias || args->temperature != 1.0f || args->want_argmax;
     const int plain = args->tiles.depth_blocks >= kSlowDepth ? kPlainSlow : kPlain;
-    return launch_forward(args, kernels[options ? kOptions : plain], stream);
+    return launch_forward(args, kernels[args->kept.n_tiles > 0][options ? kOptions : plain], stream);
 }
 
 extern "C" int lli_cuda_load_fused(void) {
     cudaFuncAttributes a;
     int status = (int)cudaFuncGetAttributes(&a, prepare);
     if (!status) status = (int)cudaFuncGetAttributes(&a, merge);
-    for (fused_kernel *kernel : kernels) {
+    for (int i = 0; i < 2 * kKernels; i++) {
+        fused_kernel *kernel = kernels[i / kKernels][i % kKernels];
         if (!status) {
             status = (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                (int)sizeof(fused_shared));

@@ -149,7 +149,7 @@ static lli_gemm nominal_of(lli_gemm_kind kind, int64_t n_hidden, const float *sc
         g.b_ld = g.c_ld = d;
     } else if (kind != LLI_GEMM_LOGITS) {
         g = (lli_gemm){
-            .rows = kSumCols, .cols = d, .k = kNominalTokens, .a_ld = kSumCols, .b_ld = d, .c_ld = d};
+            .rows = kDzCols, .cols = d, .k = kNominalTokens, .a_ld = kDzCols, .b_ld = d, .c_ld = d};
         if (kind == LLI_GEMM_GRAD_W_LONG || kind == LLI_GEMM_GRAD_W_NARROW) g.k = kNominalLong;
         g.alpha = scalars;
     }

@@ -1,8 +1,9 @@
-/* Gradients: of a chunk of tokens and a block of columns, from f32 logits,
+/* Gradients: of a chunk of tokens and a block of columns, from f32 logits or their exponentials,
  *
  *   logits -> dz (and its column sums) -> grad_x of the chunk += dz w, grad_w of the block += dz^T x
  *
- * A block has kSumCols columns whatever the budget, so grad_x, a sum over blocks, does not depend on it. */
+ * grad_x is a sum over blocks of kSumCols columns whatever the budget, of which the block at hand has one or
+ * two. */
 #include "cuda/fused.h"
 #include "cuda/run.h"
 
@@ -11,7 +12,8 @@ typedef struct grad_step {
     const lli_cuda_chunk *chunk;
     int64_t begin, count; /* the block's columns */
     bool first_chunk, last_chunk;
-    float *acc_x; /* of the chunk's first token */
+    float *acc_x;              /* of the chunk's first token */
+    const lli_cuda_kept *kept; /* of the chunk; or NULL */
 } grad_step;
 
 static int64_t padded_rows(const lli_cuda_chunk *chunk) {
@@ -58,7 +60,7 @@ static lli_cuda_dz dz_args(const lli_cuda_run *run, const grad_step *step, const
                          .smoothing = run->cut.smoothing,
                          .grads = run->pieces.grads + step->chunk->first,
                          .dz = (char *)run->pieces.dz + offset * run->cut.element_bytes,
-                         .dz_ld = run->cut.sum_cols,
+                         .dz_ld = run->cut.dz_cols,
                          .padded_rows = padded_rows(step->chunk),
                          .padded_cols = lli_round_up(piece->count, kTileCols),
                          .dtype = run->device->dtype,
@@ -66,18 +68,27 @@ static lli_cuda_dz dz_args(const lli_cuda_run *run, const grad_step *step, const
                              run->call->args->grad_bias.data ? run->pieces.bias_parts + offset : NULL};
 }
 
-/* dz of the block, piece by piece, from logits that were kept or are formed again, in memory or not; and its
- * column sums. */
+/* dz of the block, piece by piece, from exponentials or logits that were kept, or from logits that are formed
+ * again, in memory or not; and its column sums. */
 static ll_status form_dz(const lli_cuda_run *run, const grad_step *step) {
     const int64_t end = step->begin + step->count, cols = lli_cuda_block_cols(&run->cut, step->chunk->count);
+    const int64_t exponentials = step->kept ? step->kept->n_tiles * (int64_t)kTileCols : 0;
     for (int64_t c = step->begin, n; c < end; c += n) {
         lli_cuda_block piece = {.begin = c, .count = end - c};
+        if (c < exponentials) piece.count = n = lli_min(end, exponentials) - c;
         lli_cuda_dz dz = dz_args(run, step, &piece);
         lli_cuda_fused_dz fused;
+        if (c < exponentials) {
+            LLI_LAUNCH(run, "the gradients of logits", lli_cuda_kept_dz_launch(step->kept, &dz, run->stream));
+            continue;
+        }
         if (c >= run->cut.kept_cols && lli_cuda_fused_dz_takes(run, step->chunk, &dz, &fused)) {
             LLI_TRY(lli_cuda_fused_form_dz(run, &fused));
             break;
         }
+        LLI_REQUIRE(!step->kept, LL_STATUS_INTERNAL,
+                    "%s: columns from %lld on are not taken as all were by the forward", run->pass,
+                    (long long)c);
         if (c < run->cut.kept_cols) {
             n = lli_min(end, run->cut.kept_cols) - c;
             piece.logits = run->pieces.kept + c;
@@ -118,7 +129,7 @@ static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t o
                       .cols = n,
                       .k = packed ? k_padded : k,
                       .a = (char *)run->pieces.dz + offset * e,
-                      .a_ld = run->cut.sum_cols,
+                      .a_ld = run->cut.dz_cols,
                       .b = rows,
                       .b_ld = w->row_stride,
                       .c = step->acc_x + h,
@@ -144,14 +155,19 @@ static ll_status add_x(const lli_cuda_run *run, const grad_step *step, int64_t o
     return LL_STATUS_OK;
 }
 
-/* The block's whole tiles, then what is left, padded by zeros: the same two sums wherever w lies. */
+/* Blocks of kSumCols columns: each one's whole tiles, then what is left, padded by zeros. The same sums
+ * wherever w lies. */
 static ll_status grad_x(const lli_cuda_run *run, const grad_step *step) {
     if (!run->call->args->grad_x.data) return LL_STATUS_OK;
     const bool aligned = lli_cuda_aligned(&run->call->args->w);
-    const int64_t whole = step->count / kTailCols * kTailCols, tail = step->count - whole;
-    const bool first = step->begin == 0;
-    if (whole) LLI_TRY(add_x(run, step, 0, whole, !aligned, !first));
-    return tail ? add_x(run, step, whole, tail, true, !first || whole) : LL_STATUS_OK;
+    for (int64_t at = 0, n; at < step->count; at += n) {
+        n = lli_min(kSumCols, step->count - at);
+        const int64_t whole = n / kTailCols * kTailCols, tail = n - whole;
+        const bool first = step->begin + at == 0;
+        if (whole) LLI_TRY(add_x(run, step, at, whole, !aligned, !first));
+        if (tail) LLI_TRY(add_x(run, step, at + whole, tail, true, !first || whole));
+    }
+    return LL_STATUS_OK;
 }
 
 static ll_status emit_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const float *acc_x) {
@@ -180,7 +196,7 @@ static ll_status multiply_w(const lli_cuda_run *run, const grad_step *step, int6
                   .cols = run->cut.d_padded,
                   .k = padded_rows(step->chunk),
                   .a = (char *)run->pieces.dz + offset * run->cut.element_bytes,
-                  .a_ld = run->cut.sum_cols,
+                  .a_ld = run->cut.dz_cols,
                   .b = run->pieces.x_copy,
                   .b_ld = run->cut.d_padded,
                   .c = c,
@@ -266,13 +282,15 @@ static ll_status end_gradients(const lli_cuda_run *run) {
 
 /* ---- Orders ------------------------------------------------------------------------------------- */
 
-static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c, float *acc_x) {
+static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c, float *acc_x,
+                              const lli_cuda_kept *kept) {
     const grad_step step = {.chunk = chunk,
                             .begin = c,
-                            .count = lli_min(run->cut.sum_cols, run->cut.v - c),
+                            .count = lli_min(run->cut.dz_cols, run->cut.v - c),
                             .first_chunk = chunk->first == 0,
                             .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
-                            .acc_x = acc_x};
+                            .acc_x = acc_x,
+                            .kept = kept};
     LLI_TRY(form_dz(run, &step));
     LLI_TRY(grad_x(run, &step));
     return grad_w(run, &step);
@@ -299,21 +317,110 @@ ll_status lli_cuda_one_pass(const lli_cuda_run *run) {
         const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
         LLI_TRY(forward_kept(run, &chunk));
         LLI_TRY(copy_x(run, &chunk));
-        for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
-            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x));
+        for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
+            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x, NULL));
         }
         LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
     }
     return end_gradients(run);
 }
 
+/* ---- One pass by exponentials ------------------------------------------------------------------- */
+
+/* The memory of grad_w is free until its first sums are written: the first chunk's exponentials go there. */
+static bool may_use_grad_w(const lli_cuda_run *run) {
+    const ll_view *out = &run->call->args->grad_w;
+    return out->data && !(run->call->args->accumulate & LL_ACCUMULATE_W) && lli_cuda_aligned(out) &&
+           out->row_stride == run->cut.d && out->cols == run->cut.d;
+}
+
+/* And that of a chunk's rows of grad_x until they are written, at its end: its copy of x goes there. */
+static bool may_use_grad_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    const ll_view *out = &run->call->args->grad_x;
+    return out->data && !(run->call->args->accumulate & LL_ACCUMULATE_X) && lli_cuda_aligned(out) &&
+           out->row_stride == run->cut.d && out->cols == run->cut.d &&
+           padded_rows(chunk) * run->cut.element_bytes <= chunk->count * (int64_t)lli_dtype_bytes(out->dtype);
+}
+
+/* A chunk with a workspace cut for it. */
+static lli_cuda_run run_of_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk, bool in_w) {
+    const lli_cuda_lent lent = {.w = in_w, .x = may_use_grad_x(run, chunk)};
+    lli_cuda_run of_chunk = *run;
+    of_chunk.cut = lli_cuda_cut_chunk(run->problem, run->config, lent);
+    (void)lli_cuda_cut_carve(&of_chunk.cut, run->call->args->workspace, &of_chunk.pieces);
+    if (lent.x) of_chunk.pieces.x_copy = (void *)lli_row(&run->call->args->grad_x, chunk->first);
+    return of_chunk;
+}
+
+static lli_cuda_kept kept_of_chunk(const lli_cuda_run *run, int64_t n_tokens) {
+    const lli_cuda_places places = lli_cuda_cut_places(run->problem, &run->cut, n_tokens);
+    return (lli_cuda_kept){.in_w = run->cut.lent.w ? run->call->args->grad_w.data : NULL,
+                           .in_work = run->pieces.codes,
+                           .anchors = run->pieces.anchors,
+                           .w_stride = places.w_stride_bytes / (int64_t)sizeof(uint16_t),
+                           .w_tiles = (int32_t)places.w_tiles,
+                           .n_tiles = (int32_t)places.n_tiles,
+                           .n_rows = n_tokens};
+}
+
+/* The chunk that starts at token `first`: the first one as large as it may be, others of about equal size, a
+ * multiple of a cluster's tokens. */
+static lli_cuda_chunk chunk_at(const lli_cuda_run *run, int64_t first, bool in_w) {
+    const int64_t left = run->call->n_tokens - first, most = run->config->one_pass_tokens;
+    const int64_t chunks = (left + most - 1) / most;
+    const int64_t even = lli_min(most, lli_round_up((left + chunks - 1) / chunks, kFusedRows));
+    return (lli_cuda_chunk){first, lli_min(left, in_w ? run->config->first_tokens : even)};
+}
+
+bool lli_cuda_keeps(const lli_cuda_run *run) {
+    const lli_config *config = run->config;
+    if (run->call->pass != LL_PASS_FORWARD_BACKWARD || !config->exponentials || !run->call->n_tokens) {
+        return false;
+    }
+    const bool in_w = may_use_grad_w(run);
+    const lli_cuda_chunk chunk = chunk_at(run, 0, in_w);
+    const lli_cuda_run of_chunk = run_of_chunk(run, &chunk, in_w);
+    const lli_cuda_kept kept = kept_of_chunk(&of_chunk, chunk.count);
+    lli_cuda_fused fused;
+    return lli_cuda_fused_takes(&of_chunk, &chunk, &kept, &fused);
+}
+
+static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    const lli_cuda_kept kept = kept_of_chunk(run, chunk->count);
+    lli_cuda_fused fused;
+    LLI_REQUIRE(lli_cuda_fused_takes(run, chunk, &kept, &fused), LL_STATUS_INTERNAL,
+                "%s: tokens from %lld on are not taken as those before were", run->pass,
+                (long long)chunk->first);
+    LLI_TRY(lli_cuda_fused_gather(run, &fused));
+    LLI_TRY(lli_cuda_finish_rows(run, chunk, 1));
+    LLI_TRY(copy_x(run, chunk));
+    for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
+        LLI_TRY(gradients_of(run, chunk, c, run->pieces.acc_x, &kept));
+    }
+    return emit_x(run, chunk, run->pieces.acc_x);
+}
+
+ll_status lli_cuda_one_pass_kept(const lli_cuda_run *run) {
+    const int64_t n = run->call->n_tokens;
+    for (int64_t first = 0, count; first < n; first += count) {
+        const bool in_w = first == 0 && may_use_grad_w(run);
+        const lli_cuda_chunk chunk = chunk_at(run, first, in_w);
+        const lli_cuda_run of_chunk = run_of_chunk(run, &chunk, in_w);
+        count = chunk.count;
+        LLI_TRY(kept_chunk(&of_chunk, &chunk));
+    }
+    return end_gradients(run);
+}
+
+/* ---- By forming the logits again ---------------------------------------------------------------- */
+
 static ll_status tokens_outside(const lli_cuda_run *run) {
     const int64_t n = run->call->n_tokens, tokens = run->cut.grad_tokens;
     for (int64_t first = 0; first < n; first += tokens) {
         const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
         LLI_TRY(copy_x(run, &chunk));
-        for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
-            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x));
+        for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
+            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x, NULL));
         }
         LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
     }
@@ -322,11 +429,11 @@ static ll_status tokens_outside(const lli_cuda_run *run) {
 
 static ll_status columns_outside(const lli_cuda_run *run) {
     const int64_t n = run->call->n_tokens, tokens = run->cut.grad_tokens;
-    for (int64_t c = 0; c < run->cut.v; c += run->cut.sum_cols) {
+    for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
         for (int64_t first = 0; first < n; first += tokens) {
             const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
             LLI_TRY(copy_x(run, &chunk));
-            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x + first * run->cut.d_padded));
+            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x + first * run->cut.d_padded, NULL));
         }
     }
     const lli_cuda_chunk all = {0, n};

@@ -33,15 +33,19 @@ static __device__ inline void sum_lanes_row(lli_softmax *row, bool entropy) {
     }
 }
 
-/* Every lane gets the largest and, among equal ones, the lowest position; -1 is none. */
+/* The larger of two and, if they are equal, the lower position; -1 is none. */
+static __device__ inline void keep_larger(float *max, int32_t *at, float other, int32_t other_at) {
+    if (other_at >= 0 && (*at < 0 || other > *max || (other == *max && other_at < *at))) {
+        *max = other;
+        *at = other_at;
+    }
+}
+
+/* Every lane gets the largest of all lanes. */
 static __device__ inline void max_lanes(float *max, int32_t *at) {
     for (int mask = 16; mask > 0; mask /= 2) {
         const float other = __shfl_xor_sync(kAllLanes, *max, mask);
-        const int32_t other_at = __shfl_xor_sync(kAllLanes, *at, mask);
-        if (other_at >= 0 && (*at < 0 || other > *max || (other == *max && other_at < *at))) {
-            *max = other;
-            *at = other_at;
-        }
+        keep_larger(max, at, other, __shfl_xor_sync(kAllLanes, *at, mask));
     }
 }
 

@@ -15,6 +15,7 @@ static lli_cuda_run run_of(const ll_plan *plan, const lli_call *call) {
     const ll_loss *loss = &plan->problem.loss;
     lli_cuda_run run = {
         .problem = &plan->problem,
+        .config = &plan->config,
         .call = call,
         .device = plan->device,
         .pass = lli_cuda_pass_name(call->pass),
@@ -67,6 +68,10 @@ static ll_status queue(const void *context) {
     const lli_cuda_run run = *(const lli_cuda_run *)context;
     const lli_call *call = run.call;
     LLI_TRY(begin_call(&run));
+    if (lli_cuda_keeps(&run)) {
+        LLI_TRY(lli_cuda_one_pass_kept(&run));
+        return end_call(&run);
+    }
     if (run.cut.one_pass) {
         LLI_TRY(lli_cuda_one_pass(&run));
         return end_call(&run);
@@ -194,10 +199,10 @@ const lli_kernel lli_linear_ce_cuda = {
     .numerics_here = numerics_here,
 };
 
-static const lli_cuda_variant hopper = {.cheap_logits = true};
+static const lli_cuda_variant hopper = {.cheap_logits = true, .exponentials = true};
 
-/* The same, but that a forward and a backward keep no logits: one kernel for products and what is made of
- * them (fused.h). */
+/* The same, but that no logits are kept: one kernel for products and what is made of them, and in one pass
+ * exponentials in 16 bits (fused.h). */
 const lli_kernel lli_linear_ce_cuda_sm90 = {
     .name = "linear_ce_cuda_sm90",
     .backend = LL_BACKEND_CUDA,

@@ -9,6 +9,7 @@
 
 typedef struct lli_cuda_run {
     const lli_problem *problem;
+    const lli_config *config;
     const lli_call *call;
     const lli_cuda_device *device;
     const char *pass; /* its name, for sentences */
@@ -51,7 +52,10 @@ ll_status lli_cuda_gather(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
 /* The same of all columns at once, without logits in memory. False where the operands do not lie as the copy
  * engine reads them, or there is no kernel for this device: bits are the same either way. */
 struct lli_cuda_fused;
-bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, struct lli_cuda_fused *fused);
+struct lli_cuda_kept;
+/* kept: where exponentials go; NULL: nowhere. */
+bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk,
+                          const struct lli_cuda_kept *kept, struct lli_cuda_fused *fused);
 ll_status lli_cuda_fused_gather(const lli_cuda_run *run, const struct lli_cuda_fused *fused);
 /* Likewise dz of the chunk and the columns that `dz` names. */
 struct lli_cuda_fused_dz;
@@ -65,6 +69,9 @@ ll_status lli_cuda_finish_rows(const lli_cuda_run *run, const lli_cuda_chunk *ch
 ll_status lli_cuda_forward(const lli_cuda_run *run);
 /* grad_x, grad_w and grad_bias: with the forward in one pass, or by forming the logits again. */
 ll_status lli_cuda_one_pass(const lli_cuda_run *run);
+/* One pass by exponentials; `keeps`: the plan and the operands allow it. */
+bool lli_cuda_keeps(const lli_cuda_run *run);
+ll_status lli_cuda_one_pass_kept(const lli_cuda_run *run);
 ll_status lli_cuda_recompute(const lli_cuda_run *run);
 /* The coefficients of every token from the caller's saved results. */
 ll_status lli_cuda_prepare(const lli_cuda_run *run);

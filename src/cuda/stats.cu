@@ -8,7 +8,7 @@
  *
  * Shared memory: a tile has 68 floats, so that the 16-byte reads of 8 lanes at a stride of 272 bytes touch
  * every bank once. Nothing is shared between warps, so there are no block barriers. */
-#include "cuda/device.cuh"
+#include "cuda/lanes.cuh"
 #include "cuda/ptx/max_nan.cuh"
 
 #include <cuda_pipeline_primitives.h>
@@ -136,19 +136,6 @@ static __device__ inline void gather_tile(const lli_cuda_stats *args, int64_t r,
     out->rest = tile;
 }
 
-static __device__ inline void merge_lanes(const lli_cuda_stats *args, bool entropy, stats_row *row) {
-    sum_lanes_softmax(&row->sums, entropy);
-    if (!args->want_argmax) return;
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
-        const float max = __shfl_xor_sync(0xffffffffu, row->max, mask);
-        const int32_t tile = __shfl_xor_sync(0xffffffffu, row->max_tile, mask);
-        if (tile >= 0 && (row->max_tile < 0 || max > row->max || (max == row->max && tile < row->max_tile))) {
-            row->max = max;
-            row->max_tile = tile;
-        }
-    }
-}
-
 /* The lowest column of the tile whose logit is the row's largest. */
 static __device__ inline int32_t find_max(const lli_cuda_stats *args, const float *logits, int lane,
                                           const stats_row *row) {
@@ -235,7 +222,8 @@ static __global__ void __launch_bounds__(32 * kWarps, 12) stats(const __grid_con
      */
     __pipeline_wait_prior(0);
     __syncwarp(); /* lane 0 reads what seven lanes fetched */
-    merge_lanes(&args, kEntropy, &row);
+    sum_lanes_softmax(&row.sums, kEntropy);
+    if (args.want_argmax) max_lanes(&row.max, &row.max_tile);
     const int32_t at = args.want_argmax ? find_max(&args, logits, lane, &row) : 0;
     if (lane != 0) return;
     const bool found = args.want_argmax && row.max_tile >= 0;

@@ -21,10 +21,11 @@
 #endif
 
 enum {
-    kSumCols = 16384, /* numerics: grad_x is a sum over blocks of this many columns, ascending */
-    kTailCols = 64,   /* numerics: the last block's part beyond a multiple of this is a block of its own */
-    kBiasRows = 16,   /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
-    kParts = 64       /* the most parts of a row whose statistics are gathered side by side */
+    kSumCols = 8192, /* numerics: grad_x is a sum over blocks of this many columns, ascending */
+    kDzCols = 16384, /* the most columns whose dz are formed at a time: a multiple of kSumCols, or kSumCols */
+    kTailCols = 64,  /* numerics: the last block's part beyond a multiple of this is a block of its own */
+    kBiasRows = 16,  /* numerics: grad_bias is a sum over groups of this many tokens, ascending */
+    kParts = 64      /* the most parts of a row whose statistics are gathered side by side */
 };
 
 /* Sums and scalars of one call; zero at its start. */
@@ -140,8 +141,12 @@ typedef struct lli_cuda_dz {
     void *dz;                   /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
     int64_t dz_ld, padded_rows, padded_cols;
     int32_t dtype;
-    float *bias_parts; /* [ceil(n_rows / kBiasRows)] rows kSumCols apart; or NULL */
+    float *bias_parts; /* [ceil(n_rows / kBiasRows)] rows kDzCols apart; or NULL */
 } lli_cuda_dz;
+/* Logits are the products themselves. */
+static inline int lli_cuda_dz_plain(const lli_cuda_dz *dz) {
+    return !dz->bias && !dz->smoothing && dz->transform.softcap == 0.0f && dz->transform.temperature == 1.0f;
+}
 LLI_C int lli_cuda_dz_launch(const lli_cuda_dz *args, cudaStream_t stream);
 /* sum[column ...] (+)= the parts, ascending. */
 LLI_C int lli_cuda_bias_add_launch(const float *parts, int64_t n_parts, int64_t n_cols, float *sum,

@@ -24,9 +24,14 @@ static const struct tolerance {
 
 struct expect_rounding expect_rounding_here(const struct problem *problem) {
     static const struct expect_rounding none = {0}, f32 = {.logit = 2.0}, bf16 = {.logit = 2.0, .dr = 0x1p-8},
+                                        plain = {.logit = 2.0, .dr = 0x1p-8, .p = 0x1p-11},
                                         f16 = {.logit = 2.0, .dr = 0x1p-11, .floor = 0x1p-36, .x = 0x1p-14};
     const char *backend = getenv("LL_TEST_BACKEND");
     if (!backend || strcmp(backend, "cuda") != 0) return none;
+    const bool rounded = problem->x_dtype == LL_DTYPE_BF16 && problem->bias_dtype == LL_DTYPE_NONE &&
+                         problem->loss.temperature == 1.0f && problem->loss.softcap == 0.0f &&
+                         problem->loss.label_smoothing == 0.0f;
+    if (rounded) return plain;
     return problem->x_dtype == LL_DTYPE_BF16 ? bf16 : problem->x_dtype == LL_DTYPE_F16 ? f16 : f32;
 }
 
@@ -146,8 +151,9 @@ static void token_bounds(struct expectation *expect, int64_t i, double *z, struc
     double smoothing = up_loss * (double)p->loss.label_smoothing * weight / (double)p->v_total;
     for (int64_t v = 0; v < p->v_total; ++v) {
         double p_scaled = exp(z[v] - lse) / temperature;
-        token->dr_error[v] = (8.0 * kU + 4.0 * E * log_v) * (token->dr[v] + upstream * p_scaled) +
-                             8.0 * kU * smoothing / temperature;
+        token->dr_error[v] =
+            (8.0 * kU + 4.0 * E * log_v + expect->rounding.p) * (token->dr[v] + upstream * p_scaled) +
+            8.0 * kU * smoothing / temperature;
         if (isfinite(z[v])) /* p below the least normal f32 may be 0 */
             token->dr_error[v] += FLT_MIN * upstream * (1.0 + fabs(lse - z[v])) / temperature;
         if (p->loss.softcap > 0.0f) /* 1 - tanh^2 near the cap; the slope's own dependence on the logit */

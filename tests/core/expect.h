@@ -8,12 +8,12 @@
 /* Where a kernel rounds more than f32 chains do; all zeros: it does not. dr is that of the raw logits.
  *
  *   logit    E is that many times larger: tensor cores cut off what they add up, where a chain rounds
- *   dr       relative rounding of dr before it enters grad_x and grad_w (2^-9 bf16, 2^-12 f16; twice that
- *            for one that lies on a tie or between powers of two)
+ *   dr       relative rounding of dr before it enters grad_x and grad_w (2^-8 bf16, 2^-11 f16)
+ *   p        relative rounding of the exponentials that dr is made of; of entropy's gradient p ln p too
  *   floor    as a part of the token's upstreams: what falls off below a row's range (f16)
  *   x        absolute rounding of x, where rows of small tokens share a range with large ones (f16) */
 struct expect_rounding {
-    double logit, dr, floor, x;
+    double logit, dr, p, floor, x;
 };
 
 /* Of the backend under test (LL_TEST_BACKEND). */

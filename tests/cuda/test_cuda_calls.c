@@ -147,6 +147,8 @@ static void captured_and_replayed_with_other_targets(void **state) {
     (void)state;
     for (int pass = 0; pass < kPassCount; pass++) {
         check_graph("fb:bf16:n300:d64:v3000:bias:up", (ll_pass)pass);
+        check_graph("fb:bf16:n300:d64:v3000:up", (ll_pass)pass);         /* exponentials kept in grad_w */
+        check_graph("fb:bf16:n300:d64:v3000:gwf32:sgw8", (ll_pass)pass); /* and in the workspace */
         check_graph("fb:f16:n130:d48:v9000:ls0.1:cw:zl0.01", (ll_pass)pass);
         check_graph("fb:f32:n70:d33:v500:cap5:t0.7:ign3", (ll_pass)pass);
     }
