@@ -13,6 +13,7 @@ from . import _base
 from ._comm import communicator
 
 MODES = ("auto", "recompute", "one_pass")
+FIXED = (int, float, str, bool, type(None))  # types of options that cannot change their value
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -75,11 +76,11 @@ def divisor_of(normalizer: Union[None, float, Tensor], reduction: str, device: t
     return torch.full((), normalizer, dtype=torch.float64, device=device)
 
 
-def f32(t: Optional[Tensor], flat: bool = False) -> Optional[Tensor]:
-    if t is None:
-        return None
-    t = t.detach().to(torch.float32)
-    return t.reshape(-1) if flat else t
+def f32(t: Optional[Tensor]) -> Optional[Tensor]:
+    """Weights as the library reads them: f32, contiguous, without a gradient; t itself if it is that."""
+    if t is None or (t.dtype == torch.float32 and t.is_contiguous() and not t.requires_grad and not t.is_neg()):
+        return t
+    return t.detach().resolve_neg().to(torch.float32).contiguous()
 
 
 def outputs_of(lse: bool, entropy: bool, argmax: bool, z_loss: bool, bad_targets: bool) -> int:
@@ -95,6 +96,9 @@ def outputs_of(lse: bool, entropy: bool, argmax: bool, z_loss: bool, bad_targets
 
 def output(results: Any, o: _base.Options, shape: torch.Size, shift: int) -> Any:
     """What the caller gets: per-token results in the shape of the target, without the last `shift` positions."""
+
+    if not o.outputs and not shift:
+        return results if o.reduction != _ffi.NONE or results.dim() == len(shape) else results.view(shape)
 
     def folded(t: Tensor) -> Tensor:
         t = t if t.dim() == len(shape) else t.view(shape)

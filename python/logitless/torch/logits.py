@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import _ffi
 from . import _base, _ce
-from ._common import MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
+from ._common import FIXED, MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
 
 
 def cross_entropy(
@@ -54,6 +54,30 @@ def cross_entropy(
             of the mean or sum is formed in the forward, which reads the logits once, and scaled in the backward;
             with in_place the forward already overwrites the logits. Eager code only.
     """
+    key = None
+    if group is None and not torch.compiler.is_compiling():
+        n = target.numel()
+        key = (
+            "cross_entropy",
+            *(type(logits), logits.dtype, logits.get_device(), logits.requires_grad, logits.is_neg()),
+            *(logits.shape[-1:], logits.is_contiguous() or logits.stride()),
+            *(type(target), target.dtype, target.get_device(), target.is_contiguous()),
+            (n - 1).bit_length() if n <= 4096 else -n >> 12,  # bucket(n)
+            class_weight if class_weight is None else _base.weights_signature(class_weight),
+            token_weight if token_weight is None else _base.weights_signature(token_weight, n),
+            *(torch.is_grad_enabled(), torch.get_num_threads(), normalizer is None, shift, mode, in_place),
+            *(temperature, softcap, label_smoothing, smoothing_rule, z_loss, ignore_index, token_scaling, reduction),
+            *(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
+            *(vocab_start, vocab_size, workspace_budget_bytes),
+        )
+        known = _ffi.plans.calls.get(key)
+        if known is not None and target.shape == logits.shape[:-1] and not _base.watched():
+            divisor = None if normalizer is None else divisor_of(normalizer, reduction, logits.device)
+            if shift:
+                target = shifted(target, int(shift), ignore_index)
+            out = _ce.run(known, logits, target, class_weight, token_weight, divisor)
+            return output(out, known.options, target.shape, int(shift))
+    given = logits, class_weight, token_weight, target
     try:
         kind = choice("reduction", reduction, _ffi.REDUCTIONS)
         rule = choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
@@ -67,10 +91,11 @@ def cross_entropy(
             refuse("target's dtype", target.dtype, "int64 or int32")
         if target.device != logits.device:
             refuse("target", f"on {target.device}", f"{logits.device} like logits")
-        if in_place and logits.dim() != 2 and not logits.is_contiguous():
-            refuse("in_place", "True", "contiguous logits, or two dimensions")
+        if in_place and not (logits.is_contiguous() or (logits.dim() == 2 and _base.in_rows(logits))):
+            refuse("in_place", f"True, with logits of strides {logits.stride()}", "contiguous rows, or all contiguous")
         group_name, v_begin, v_total = shard(logits.shape[-1], group, vocab_start, vocab_size)
         divisor = divisor_of(normalizer, reduction, logits.device)
+        class_weight, token_weight = f32(class_weight), f32(token_weight)
         if shift:
             target = shifted(target, int(shift), ignore_index)
     except _ffi.ArgumentError:
@@ -93,12 +118,22 @@ def cross_entropy(
         workspace_budget_bytes,
         outputs_of(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
     )
-    shape = target.shape
-    if logits.dim() != 2:
-        logits, target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
-    results = _ce.ce(
-        logits, target, f32(class_weight), f32(token_weight, flat=True), divisor, options, in_place, mode == "one_pass"
-    )
+    shape, one_pass = target.shape, mode == "one_pass" and wants_gradient
+    if _base.needs_operators(logits, logits):
+        if in_place or mode == "one_pass":
+            raise _ffi.ArgumentError("cross_entropy: in_place and mode 'one_pass' are for eager code")
+        if logits.dim() != 2:
+            logits, target = logits.reshape(-1, logits.shape[-1]), target.reshape(-1)
+        if token_weight is not None:
+            token_weight = token_weight.reshape(-1)
+        return output(_ce.ce(logits, target, class_weight, token_weight, divisor, options), options, shape, int(shift))
+    logits, target, class_weight, token_weight = _ce.normal(logits, target, class_weight, token_weight)
+    known = _ce.kind_of(logits, target, class_weight, token_weight, options, one_pass, in_place and wants_gradient)
+    results = _ce.run(known, logits, target, class_weight, token_weight, divisor)
+    # As in linear_cross_entropy: what needed no conversion is found above the next time.
+    same = (logits, class_weight, token_weight, given[3] if shift else target)
+    if key is not None and all(a is b for a, b in zip(given, same)) and all(type(v) in FIXED for v in key[-20:]):
+        _ffi.plans.keep(key, known)
     return output(results, options, shape, int(shift))
 
 
