@@ -264,6 +264,25 @@ def check_logits(world):
     assert abs(loss.item() - 0.866468) < 1e-6
 
 
+def check_lookup(world):
+    """Log-probs and ranks of ids and the top k of logits cut over ranks: the bits of one rank."""
+    from logitless.torch import logp_of, top_logp
+
+    torch.manual_seed(0)
+    z = torch.randn(30, 257).mul_(4).round_()  # with ties, across shards too
+    ids = torch.randint(0, 257, (30, 6))
+    one, best = logp_of(z, ids, rank=True, temperature=0.7), top_logp(z, 9, temperature=0.7)
+    for kind in ("uneven", "empty", "reverse"):
+        first, end = cuts(257, kind)[RANK]
+        for _ in range(2):  # made, known
+            call = dict(temperature=0.7, group=world, vocab_start=first, vocab_size=257)
+            found, top = logp_of(z[:, first:end], ids, rank=True, **call), top_logp(z[:, first:end], 9, **call)
+            bits(f"{kind} logp", found.logp, one.logp)
+            bits(f"{kind} rank", found.rank, one.rank)
+            bits(f"{kind} top ids", top.ids, best.ids)
+            bits(f"{kind} top logp", top.logp, best.logp)
+
+
 def check_cuda_is_refused(world):
     p = Problem("f32:n9:d8:v64", "cuda")
     first, end = cuts(p.v, "equal")[RANK]

@@ -33,6 +33,7 @@ from ._base import (
     finished,
     gradient_of,
     layout,
+    needs_operators,
     new_results,
     one_on,
     operator,
@@ -56,7 +57,7 @@ _PLACES_BACKWARD = (0, 1, 2, 3, 4, 6, 10, 14, 16, 17, 18, 19)
 def plan_of(logits: Tensor, n: int, o: Options, n_ids: int = 0, n_top: int = 0) -> _ffi.Plan:
     n_tokens = _ffi.round_up_tokens(n)
     threads = 0 if logits.is_cuda else torch.get_num_threads()
-    group = communicator(o.group) if o.group else None
+    group = communicator(o.group, logits.get_device()) if o.group else None
     key = (
         "ce",
         n_tokens,
@@ -124,7 +125,7 @@ def kind_of(
         one_pass,
         in_place,
     )
-    cache = communicator(o.group).plans if o.group else _ffi.plans
+    cache = communicator(o.group, logits.get_device()).plans if o.group else _ffi.plans
     plan = plan_of(logits, target.numel(), o) if o.group else None
     kind = cache.calls.get(key)
     if kind is None or (plan is not None and kind.plan is not plan):
@@ -142,6 +143,7 @@ class LogitsKind(Kind):
 
     __slots__ = ("in_place",)
     op = _ffi.CE
+    in_place: bool
 
     def forward(
         self,
@@ -163,17 +165,16 @@ class LogitsKind(Kind):
             return finished(results, target, o)
         loss, rows, entropy, z_loss, argmax, bad = results
         counter = bad if self.index >= 0 else None
-        operands = (
+        common = (
             *(logits.contiguous() if self.copies_x else logits, target, class_weight, token_weight, divisor),
             *(loss, rows, entropy, z_loss, argmax),
         )
+        given = divisor is None, state is None, self.one_pass
         if not self.one_pass:
-            given = divisor is None, state is None
-            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, (*operands, state, counter), given)
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, (*common, state, counter), given)
             return finished(results, target, o)
-        operands = (*operands, one_on(self.index), grad, state, counter)
-        flags, given = int(self.in_place), (divisor is None, state is None, "one pass")
-        self.execute(_ffi.FORWARD_BACKWARD, flags, n, new, _PLACES_FORWARD_BACKWARD, operands, given)
+        operands = (*common, one_on(self.index), grad, state, counter)
+        self.execute(_ffi.FORWARD_BACKWARD, int(self.in_place), n, new, _PLACES_FORWARD_BACKWARD, operands, given)
         return *finished(results, target, o), grad
 
     def backward(
@@ -207,6 +208,104 @@ class LogitsKind(Kind):
         return grad
 
 
+# ---- Log-probabilities of ids, and the top ----------------------------------------------------------------------
+
+_LOOK_UP_SCHEMA = (
+    "Tensor logits, Tensor target, Tensor? ids, int n_top, bool rank, int ignore_index, float temperature, "
+    "float softcap, SymInt v_begin, SymInt v_total, str group, int workspace_budget_bytes"
+)
+_PLACES_LOOK_UP = (0, 1, 21, 22, 23, 24, 25)
+
+
+class LookUpKind(Kind):
+    """A forward of ce for the log-probabilities of ids and the top alone."""
+
+    __slots__ = ("n_top", "rank")
+    op = _ffi.CE
+    n_top: int
+    rank: bool
+
+    def forward(self, logits: Tensor, target: Tensor, ids: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        """id_logp, id_rank, top_ids, top_logp, None where not wanted."""
+        n, k, new, f32, i64 = target.numel(), self.n_top, allocator(self.index), torch.float32, torch.int64
+        m = 0 if ids is None else ids.shape[-1]
+        id_logp = new((n, m), (m, 1), f32) if m else None
+        id_rank = new((n, m), (m, 1), i64) if m and self.rank else None
+        top_ids, top_logp = (new((n, k), (k, 1), i64), new((n, k), (k, 1), f32)) if k else (None, None)
+        if n and (m or k):
+            rows = logits.contiguous() if self.copies_x else logits
+            operands = rows, target, ids if m else None, id_logp, id_rank, top_ids, top_logp
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_LOOK_UP, operands, m)
+        return id_logp, id_rank, top_ids, top_logp
+
+
+def _look_up(
+    logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, o: Options
+) -> tuple[Optional[Tensor], ...]:
+    logits, target, _, _ = normal(logits, target, None, None)
+    ids = None if ids is None else ids.reshape(target.numel(), ids.shape[-1]).contiguous()
+    m = 0 if ids is None else ids.shape[-1]
+    key: Hashable = (
+        "look up",
+        bucket(target.numel()),
+        (logits.dtype, logits.shape[-1], layout(logits), logits.get_device()),
+        (target.dtype, target.get_device()),
+        None if ids is None else (m, ids.dtype, ids.get_device()),
+        (n_top, rank, torch.get_num_threads(), o),
+    )
+    most = 1 << (m - 1).bit_length() if m else 0  # few plans for all numbers of ids
+    cache = communicator(o.group, logits.get_device()).plans if o.group else _ffi.plans
+    plan = plan_of(logits, target.numel(), o, most, n_top) if o.group else None
+    kind = cache.calls.get(key)
+    if kind is None or (plan is not None and kind.plan is not plan):
+        kind = LookUpKind(plan or plan_of(logits, target.numel(), o, most, n_top), o, logits, None, False)
+        kind.n_top, kind.rank = n_top, rank
+        cache.keep(key, kind)
+    return kind.forward(logits, target, ids)
+
+
+def _look_up_op(logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, *rest: Any) -> Any:
+    results = _look_up(logits, target, ids, n_top, rank, _look_up_options(*rest))
+    return filled(results, logits)
+
+
+def _look_up_options(
+    ignore_index: int,
+    temperature: float,
+    softcap: float,
+    v_begin: int,
+    v_total: int,
+    group: str,
+    workspace_budget_bytes: int,
+) -> Options:
+    numbers = ignore_index, temperature, softcap, 0.0, 0.0, 0, _ffi.NONE, 0
+    return Options(*numbers, v_begin, v_total, group, FROZEN_ALL, workspace_budget_bytes, 0)
+
+
+def _look_up_fake(logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, *_: Any) -> Any:
+    n, m = logits.shape[0], 0 if ids is None else ids.shape[-1]
+    nothing = (0,)
+    return (
+        logits.new_empty((n, m) if m else nothing, dtype=torch.float32),
+        logits.new_empty((n, m) if m and rank else nothing, dtype=torch.int64 if m and rank else torch.float32),
+        logits.new_empty((n, n_top) if n_top else nothing, dtype=torch.int64 if n_top else torch.float32),
+        logits.new_empty((n, n_top) if n_top else nothing, dtype=torch.float32),
+    )
+
+
+def look_up(
+    logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, *rest: Any
+) -> tuple[Optional[Tensor], ...]:
+    """id_logp, id_rank [n, m], top_ids, top_logp [n, n_top] for logits [n, v]; None or empty where not wanted."""
+    if needs_operators(logits, target):
+        return _OP_LOOK_UP(logits, target, ids, n_top, rank, *rest)
+    return _look_up(logits, target, ids, n_top, rank, _look_up_options(*rest))
+
+
+register(f"ce_look_up({_LOOK_UP_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)", _look_up_op, _look_up_fake)
+_OP_LOOK_UP = operator("ce_look_up")
+
+
 # ---- Autograd ---------------------------------------------------------------------------------------------------
 
 
@@ -224,15 +323,15 @@ class CE(torch.autograd.Function):
     """The loss, lse, entropy, z_loss, argmax, bad_targets. in_place and one_pass as in the function's documentation."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, kind: LogitsKind, rest: tuple[Optional[Tensor], ...]) -> Any:
+    def forward(ctx: Any, logits: Tensor, kind: LogitsKind, rest: tuple[Any, ...]) -> Any:
         target, class_weight, token_weight, divisor = rest
         state = torch.zeros(_STATE_BYTES, dtype=torch.uint8) if kind.in_place else None
         results = kind.forward(logits, target, class_weight, token_weight, divisor, state)
-        loss, saved, lse, entropy, z_loss, argmax, bad, *kept = results
+        loss, rows, lse, entropy, z_loss, argmax, bad, *kept = results
         if kept and kind.in_place:
             increment_version(logits)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, target, class_weight, token_weight, divisor, saved, entropy)
+        ctx.save_for_backward(logits, target, class_weight, token_weight, divisor, rows, entropy)
         ctx.kind, ctx.state, ctx.kept = kind, state, kept[0] if kept else None
         if not kind.options.outputs:
             return loss
@@ -250,12 +349,13 @@ class CE(torch.autograd.Function):
         if not _check_backward(up_loss, up_lse, up_entropy):
             return None, None, None
         kept, ctx.kept = ctx.kept, None
-        if kept is not None and up_lse is None and up_entropy is None:
+        if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
             return kept.mul_(up_loss.reshape(1)), None, None
-        saved, kind = ctx.saved_tensors, ctx.kind
+        logits, target, class_weight, token_weight, *saved = ctx.saved_tensors
+        kind, operands = ctx.kind, (logits, target, class_weight, token_weight)
         if kind.options.group:  # every pass of a group starts with a meeting
-            kind = kind_of(*saved[:4], kind.options, in_place=kind.in_place)
-        return kind.backward(up_loss, up_lse, up_entropy, *saved, ctx.state), None, None
+            kind = kind_of(*operands, kind.options, False, kind.in_place)
+        return kind.backward(up_loss, up_lse, up_entropy, *operands, *saved, ctx.state), None, None
 
 
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
@@ -289,7 +389,7 @@ _SCHEMA_BACKWARD = (
 
 def normal(
     logits: Tensor, target: Tensor, class_weight: Optional[Tensor], token_weight: Optional[Tensor]
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
     """Operands as `kind_of` and the passes take them."""
     logits = as_rows(logits)
     if logits.dim() == 2 and target.dim() != 1:
@@ -305,11 +405,10 @@ def _forward_op(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_op(*args: Any) -> Tensor:
-    ups, operands, (divisor, rows, entropy) = args[:3], normal(*args[3:7]), args[7:10]
-    if entropy.shape[0] != args[3].shape[0]:
-        entropy = None
+    operands, (divisor, rows, entropy) = normal(*args[3:7]), args[7:10]
     kind = kind_of(*operands, Options(*args[10:]))
-    return kind.backward(*ups, *operands, divisor, rows, entropy)
+    saved = divisor, rows, entropy if entropy.shape[0] == args[3].shape[0] else None
+    return kind.backward(args[0], args[1], args[2], *operands, *saved)
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -320,7 +419,7 @@ def _backward_fake(*args: Any) -> Tensor:
     return torch.empty_like(args[3], memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1], *output[4:])
     ctx.save_for_backward(*inputs[:5], output[1], output[3])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ class CrossEntropyOutput(NamedTuple):
     bad_targets: Optional[Tensor] = None
 
 
-def refuse(what: str, found: object, wanted: str) -> None:
+def refuse(what: str, found: object, wanted: str) -> NoReturn:
     """Raises the one kind of sentence that bad arguments get here."""
     raise _ffi.ArgumentError(f"cross entropy: {what} is {found}, want {wanted}")
 
@@ -43,19 +43,19 @@ def shard(
 ) -> tuple[str, int, int]:
     """Group name, first column and whole vocabulary. Without bounds: equal shards in the order of ranks."""
     size = 1 if group is None else dist.get_world_size(group)
-    if size == 1:
+    if group is None or size == 1:
         return "", vocab_start or 0, rows if vocab_size is None else vocab_size
-    if (vocab_start is None) != (vocab_size is None):
-        refuse("vocab_start or vocab_size", "given alone", "both, or neither for equal shards in the order of ranks")
-    if vocab_start is None:
+    if vocab_start is None and vocab_size is None:
         return group.group_name, dist.get_rank(group) * rows, size * rows
+    if vocab_start is None or vocab_size is None:
+        refuse("vocab_start or vocab_size", "given alone", "both, or neither for equal shards in the order of ranks")
     return group.group_name, vocab_start, vocab_size
 
 
-def tell_peers(group: Optional[dist.ProcessGroup]) -> None:
+def tell_peers(group: Optional[dist.ProcessGroup], x: Tensor) -> None:
     """For a rank that refuses its arguments: the others get an error instead of waiting."""
     if group is not None and dist.get_world_size(group) > 1 and not torch.compiler.is_compiling():
-        communicator(group.group_name).refuse()
+        communicator(group.group_name, x.get_device()).refuse()
 
 
 def shifted(target: Tensor, shift: int, ignore_index: int) -> Tensor:

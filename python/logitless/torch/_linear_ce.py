@@ -76,7 +76,7 @@ _SCHEMA_BACKWARD = (
 def _plan(x: Tensor, w: Tensor, bias: Optional[Tensor], main_grad: Optional[Tensor], n: int, o: Options) -> _ffi.Plan:
     n_tokens, n_hidden = _ffi.round_up_tokens(n), x.shape[-1]
     threads = 0 if x.is_cuda else torch.get_num_threads()
-    group = communicator(o.group) if o.group else None
+    group = communicator(o.group, x.get_device()) if o.group else None
     key = (
         n_tokens,
         n_hidden,
@@ -149,7 +149,7 @@ def kind_of(
             _ffi.plans.keep(key, kind)
         return kind
     plan = _plan(x, w, bias, main_grad, target.numel(), o)
-    cache = communicator(o.group).plans
+    cache = communicator(o.group, x.get_device()).plans
     kind = cache.calls.get(key)
     if kind is None or kind.plan is not plan:
         kind = LinearKind(plan, o, x, w, one_pass)
@@ -362,7 +362,7 @@ def normal(
     bias: Optional[Tensor],
     class_weight: Optional[Tensor],
     token_weight: Optional[Tensor],
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
     """Operands as `kind_of` and the passes take them."""
     x, w = as_rows(x), as_rows(w)
     if x.dim() == 2 and target.dim() != 1:
@@ -388,11 +388,10 @@ def _forward_backward_op(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_op(*args: Any) -> tuple[Tensor, ...]:
-    ups, operands, (divisor, rows, entropy, main_grad) = args[:3], normal(*args[3:9]), args[9:13]
-    if entropy.shape[0] != args[3].shape[0]:
-        entropy = None
+    operands, (divisor, rows, entropy, main_grad) = normal(*args[3:9]), args[9:13]
     kind = kind_of(*operands, main_grad, Options(*args[13:]))
-    return filled(kind.backward(*ups, *operands, divisor, rows, entropy, main_grad), args[3])
+    saved = divisor, rows, entropy if entropy.shape[0] == args[3].shape[0] else None, main_grad
+    return filled(kind.backward(args[0], args[1], args[2], *operands, *saved), args[3])
 
 
 def _fake_gradients(x: Tensor, w: Tensor, bias: Optional[Tensor], frozen: int) -> tuple[Optional[Tensor], ...]:
@@ -417,7 +416,7 @@ def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
     return filled(_fake_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0)), x)
 
 
-def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     o, kept = Options(*inputs[N_TENSORS:]), output[7:]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1], *output[4:])

@@ -176,7 +176,7 @@ def linear_cross_entropy(
         divisor = divisor_of(normalizer, reduction, x.device)
         class_weight, token_weight = f32(class_weight), f32(token_weight)
     except _ffi.ArgumentError:
-        tell_peers(group)
+        tell_peers(group, x)
         raise
     shape = target.shape
     if _base.needs_operators(x, w):
@@ -203,7 +203,7 @@ def _prepare(
     w: Tensor,
     target: Tensor,
     bias: Optional[Tensor],
-    numbers: tuple,
+    numbers: tuple[int, float, float, float, float],
     smoothing_rule: str,
     reduction: str,
     token_scaling: bool,
@@ -215,7 +215,7 @@ def _prepare(
     main_grad: Optional[Tensor],
     mode: str,
     workspace_budget_bytes: int,
-) -> tuple:
+) -> tuple[Tensor, Tensor, Optional[Tensor], Tensor, _base.Options, int, bool]:
     """Every check of linear_cross_entropy: what is refused is refused before anything is done."""
     kind = choice("reduction", reduction, _ffi.REDUCTIONS)
     rule = choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
