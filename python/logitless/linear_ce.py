@@ -259,7 +259,13 @@ class LinearCE:
 
     @staticmethod
     def _run(
-        function: Any, which: int, a: Arrays, plan: _ffi.Plan, operands: tuple[Any, ...], results: tuple[Any, ...], rest: tuple[Any, ...]
+        function: Any,
+        which: int,
+        a: Arrays,
+        plan: _ffi.Plan,
+        operands: tuple[Any, ...],
+        results: tuple[Any, ...],
+        rest: tuple[Any, ...],
     ) -> None:
         workspace = a.empty((plan.workspace_bytes[which] + 64,), "uint8")
         function(plan.handle, a.stream, 0, workspace, *map(readable, operands), *results, *rest)

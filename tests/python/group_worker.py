@@ -44,6 +44,11 @@ def equal_on_ranks(what, t):
         bits(what, part, t)
 
 
+def near(what, mine, theirs, bound):
+    error = ((mine.double() - theirs.double()).norm() / theirs.double().norm()).item()
+    assert error <= bound, f"rank {RANK}: {what} differs by {error}"
+
+
 def run(p, w, bias, **more):
     x = p.x.detach().clone().requires_grad_()
     out = linear_cross_entropy(
@@ -283,6 +288,82 @@ def check_lookup(world):
             bits(f"{kind} top logp", top.logp, best.logp)
 
 
+def check_megatrons_own(world):
+    """Megatron's own losses over logits cut over ranks, values and gradients."""
+    from megatron.core import parallel_state
+    from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+    from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+
+    from logitless.adapters import megatron
+
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=SIZE)
+    group = parallel_state.get_tensor_model_parallel_group()
+    torch.manual_seed(0)
+    width = 40
+    z, y, up = torch.randn(6, 3, width * SIZE) * 5, torch.randint(0, width * SIZE, (6, 3)), torch.randn(6, 3)
+    for dtype, rounding in ((torch.float32, 0), (torch.bfloat16, 4e-3)):
+        part = z[..., width * RANK : width * (RANK + 1)].to(dtype)
+        for theirs, ours in (
+            (vocab_parallel_cross_entropy, lambda z, y: megatron.vocab_parallel_cross_entropy(z, y, 0.0, group)),
+            (
+                lambda z, y: fused_vocab_parallel_cross_entropy(z, y, group),
+                lambda z, y: megatron.fused_vocab_parallel_cross_entropy(z, y, group),
+            ),
+        ):
+            found = []
+            for call in (theirs, ours):
+                leaf = part.clone().requires_grad_()
+                loss = call(leaf * 1, y)
+                loss.backward(up)
+                found.append((loss.detach(), leaf.grad))
+            near(f"{dtype} loss", found[1][0], found[0][0], 1e-6)
+            # Megatron's fused loss rounds its gradient to bf16 whatever the logits are.
+            fused = theirs is not vocab_parallel_cross_entropy
+            near(f"{dtype} gradient", found[1][1], found[0][1], 4e-3 if fused else max(rounding, 1e-6))
+            assert found[0][0].shape == found[1][0].shape and found[0][1].shape == found[1][1].shape
+
+
+def check_verls_own(world):
+    """verl's log-probs and entropy over Megatron's groups, as it computes them without its fused kernel (which needs a
+    GPU), from logits that exist; the gradient of hidden is summed over ranks outside, as there."""
+    import importlib.util
+    import types
+    from pathlib import Path
+
+    from megatron.core import parallel_state
+
+    from logitless.adapters import verl
+
+    # Without running verl/__init__.py, which wants Ray.
+    root = Path(importlib.util.find_spec("verl").submodule_search_locations[0])
+    for name in ("verl", "verl.utils", "verl.utils.megatron"):
+        sys.modules[name] = types.ModuleType(name)
+        sys.modules[name].__path__ = [str(root.joinpath(*name.split(".")[1:]))]
+    from verl.utils.megatron.tensor_parallel import vocab_parallel_entropy, vocab_parallel_log_probs_from_logits
+
+    torch._dynamo.config.disable = True
+    group = parallel_state.get_tensor_model_parallel_group()
+    p = Problem("f32:n24:d16:v120", "cpu")
+    shard, up = p.w.detach().chunk(SIZE)[RANK], torch.linspace(-1, 2, 24)
+
+    def theirs(x, w):
+        logits = x @ w.T / 0.7
+        return vocab_parallel_log_probs_from_logits(logits.clone(), p.target), vocab_parallel_entropy(logits)
+
+    def ours(x, w):
+        return verl.linear_cross_entropy(x, w, p.target, 0.7, "none", group)
+
+    found = []
+    for call in (theirs, ours):
+        x, w = p.x.detach().clone().requires_grad_(), shard.clone().requires_grad_()
+        logp, entropy = call(x, w)
+        ((logp * up).sum() + (entropy * up.flip(0)).sum()).backward()
+        dist.all_reduce(x.grad, group=group)
+        found.append((logp.detach(), entropy.detach(), x.grad, w.grad))
+    for name, a, b in zip(("logp", "entropy", "grad_x", "grad_w"), *found):
+        near(name, b, a, 1e-5)
+
+
 def check_cuda_is_refused(world):
     p = Problem("f32:n9:d8:v64", "cuda")
     first, end = cuts(p.v, "equal")[RANK]
@@ -333,7 +414,7 @@ def main():
         if name != "dead_rank":
             dist.barrier()
         print(f"ok {name}", flush=True)
-    if "dead_rank" not in sys.argv:
+    if not {"dead_rank", "megatrons_own"} & set(sys.argv):  # Megatron keeps its groups
         # Whoever keeps a group alive beyond this makes one exit of the interpreter in ten an abort.
         group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
