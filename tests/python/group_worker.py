@@ -6,6 +6,7 @@ by bit.
 """
 
 import gc
+import os
 import sys
 import weakref
 from datetime import timedelta
@@ -54,7 +55,7 @@ def run(p, w, bias, **more):
     out = linear_cross_entropy(
         x, w, p.target, bias=bias, return_lse=True, return_entropy=True, return_argmax=True, **p.options, **more
     )
-    rows = torch.linspace(0.5, -1, p.n)
+    rows = torch.linspace(0.5, -1, p.n, device=x.device)
     (
         (out.loss if out.loss.dim() == 0 else (out.loss * rows).sum())
         + (out.lse * rows.flip(0)).sum()
@@ -288,6 +289,38 @@ def check_lookup(world):
             bits(f"{kind} top logp", top.logp, best.logp)
 
 
+def check_ligers_shapes(world):
+    """The vocabulary-parallel cases of test_liger_matrix.py, which checks one rank: the same bits."""
+    from logitless.torch import cross_entropy
+
+    for s, b, v in ((8, 2, 128), (16, 1, 4096)):
+        z, y = torch.randn(s, b, v, generator=torch.Generator().manual_seed(v)), torch.arange(s * b).view(s, b) % v
+        for options in ({}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "smoothing_rule": "others"}):
+            leaf, part = z.clone().requires_grad_(), z.chunk(SIZE, -1)[RANK].clone().requires_grad_()
+            one = cross_entropy(leaf, y, reduction="none", **options)
+            cut = cross_entropy(part, y, reduction="none", group=world, **options)
+            one.sum().backward()
+            cut.sum().backward()
+            bits(f"{s} {b} {v} {options}", cut, one)
+            bits("gradient", part.grad, leaf.grad.chunk(SIZE, -1)[RANK])
+    generator = torch.Generator().manual_seed(1)
+    x, w = torch.randn(521, 2048, generator=generator) * 0.05, torch.randn(320 * SIZE, 2048, generator=generator) * 0.05
+    y = torch.randint(0, 320 * SIZE, (521,), generator=generator)
+    y[::19] = -100
+    w = w.bfloat16()
+    one, whole = x.bfloat16().requires_grad_(), w.clone().requires_grad_()
+    cut, part = x.bfloat16().requires_grad_(), w.chunk(SIZE)[RANK].clone().requires_grad_()
+    found = linear_logp(cut, part, y, temperature=0.8, entropy=True, group=world)
+    wanted = linear_logp(one, whole, y, temperature=0.8, entropy=True)
+    (found.logp.sum() + found.entropy.sum()).backward()
+    (wanted.logp.sum() + wanted.entropy.sum()).backward()
+    bits("logp", found.logp, wanted.logp)
+    bits("entropy", found.entropy, wanted.entropy)
+    bits("grad_w", part.grad, whole.grad.chunk(SIZE)[RANK])
+    near("grad_x", cut.grad, one.grad, 4e-3)
+    equal_on_ranks("grad_x", cut.grad)
+
+
 def check_megatrons_own(world):
     """Megatron's own losses over logits cut over ranks, values and gradients."""
     from megatron.core import parallel_state
@@ -364,15 +397,42 @@ def check_verls_own(world):
         near(name, b, a, 1e-5)
 
 
-def check_cuda_is_refused(world):
-    p = Problem("f32:n9:d8:v64", "cuda")
-    first, end = cuts(p.v, "equal")[RANK]
+def check_cuda(world):
+    """The vocabulary over ranks whose tensors are on GPUs: the bits of one rank; then a captured step."""
+    device = torch.device("cuda", RANK % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    for text in (
+        "f32:n33:d16:v257:bias:ign",
+        "bf16:n70:d64:v1000:t0.7:sum",
+        "bf16:n300:d128:v4100:ls0.1:zl0.001:cw:tw:none",
+    ):
+        for kind in ("uneven", "empty", "reverse"):
+            p = Problem(text, device)
+            one, one_grad_x = run(p, p.w, p.bias)
+            first, end = cuts(p.v, kind)[RANK]
+            w = p.w.detach()[first:end].clone().requires_grad_()
+            bias = None if p.bias is None else p.bias.detach()[first:end].clone().requires_grad_()
+            for _ in range(2):  # made, known
+                w.grad = None
+                try:
+                    out, grad_x = run(p, w, bias, group=world, vocab_start=first, vocab_size=p.v)
+                except logitless.Error as error:
+                    if error.status != "LL_STATUS_UNSUPPORTED":
+                        raise
+                    print(f"refused: {error}", flush=True)
+                    sys.exit(0)
+                for name in ("loss", "lse", "entropy", "argmax"):
+                    bits(f"{text} {kind} {name}", getattr(out, name), getattr(one, name))
+                bits(f"{text} {kind} grad_w", w.grad, p.w.grad[first:end])
+                equal_on_ranks("grad_x", grad_x)
+                near("grad_x", grad_x, one_grad_x, 1e-5 if p.dtype == torch.float32 else 8e-3)
+    fails = False
     try:
-        linear_cross_entropy(p.x, p.w.detach()[first:end], p.target, group=world)
-    except logitless.Error as error:
-        assert error.status == "LL_STATUS_UNSUPPORTED" and "communicator" in str(error), error
-    else:
-        raise AssertionError("the CUDA backend took a communicator")
+        target = p.target if RANK else p.target[:3]
+        linear_cross_entropy(p.x, w, target, group=world, vocab_start=first, vocab_size=p.v)
+    except logitless.ArgumentError as error:
+        fails = ("refused" if RANK else "target is") in str(error)
+    assert fails, "a rank's bad argument is an error on all"
 
 
 def check_compiled(world):
@@ -406,8 +466,9 @@ def check_dead_rank(world):
 
 def main():
     torch.set_num_threads(1)
+    backend = os.environ.get("LOGITLESS_TEST_BACKEND", "gloo")
     dist.init_process_group(
-        "gloo", init_method=f"file://{sys.argv[3]}", rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
+        backend, init_method=f"file://{sys.argv[3]}", rank=RANK, world_size=SIZE, timeout=timedelta(seconds=60)
     )
     for name in sys.argv[4:]:
         globals()[f"check_{name}"](dist.group.WORLD)

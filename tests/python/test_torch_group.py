@@ -11,8 +11,19 @@ import pytest
 
 HERE = Path(__file__).parent
 CHECKS = {
-    2: ["shards", "modes", "no_group_is_one_rank", "errors", "adapters", "logits", "lookup", "compiled", "dead_rank"],
-    4: ["shards", "modes", "errors", "adapters", "logits", "lookup", "groups"],
+    2: [
+        "shards",
+        "modes",
+        "no_group_is_one_rank",
+        "errors",
+        "adapters",
+        "logits",
+        "lookup",
+        "ligers_shapes",
+        "compiled",
+        "dead_rank",
+    ],
+    4: ["shards", "modes", "errors", "adapters", "logits", "lookup", "ligers_shapes", "groups"],
 }
 
 

@@ -11,7 +11,7 @@ longer than everything else here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any, Optional
 
@@ -52,6 +52,7 @@ _GRAD_F32 = 1  # ll_dtype of an f32 gradient
 _ACCUMULATE_W = 2  # LL_ACCUMULATE_W
 # Places of the operands of a pass in the library's table (python/ffi/linear_ce.c).
 _PLACES_PLAIN = (0, 1, 3, 7, 8)
+_PLACES_PLAIN_BACKWARD = (0, 1, 3, 8, 16, 20, 21)
 _PLACES_FORWARD = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 23)
 _PLACES_FORWARD_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 16, 20, 21, 22, 23)
 _PLACES_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 18, 19, 20, 21, 22)
@@ -248,6 +249,13 @@ class LinearKind(Kind):
             x = x.contiguous()
         if self.copies_w:
             w = w.contiguous()
+        if (
+            up_loss is not None
+            and up_lse is up_entropy is bias is class_weight is token_weight is divisor is main_grad is None
+        ):
+            plain = x, w, target, rows, packed(up_loss), grads[0], grads[1]  # the same as below, sooner
+            self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, plain, ("plain", frozen))
+            return grads
         up_loss, up_lse, up_entropy = packed(up_loss), packed(up_lse), packed(up_entropy)
         operands = (
             *(x, w, bias, target, class_weight, token_weight, divisor, rows, entropy, up_loss, up_lse, up_entropy),
@@ -263,13 +271,10 @@ class LinearKind(Kind):
 
 
 def _gradients(
-    kept: Any,
-    up_loss: Optional[Tensor],
-    up_lse: Optional[Tensor],
-    up_entropy: Optional[Tensor],
-    run_backward: Callable[..., tuple[Optional[Tensor], ...]],
-) -> tuple[Optional[Tensor], ...]:
-    """``kept``: gradients that one pass formed, which are handed over to who asks first, or None."""
+    kept: Any, up_loss: Optional[Tensor], up_lse: Optional[Tensor], up_entropy: Optional[Tensor]
+) -> Optional[tuple[Optional[Tensor], ...]]:
+    """Gradients that need no pass over the operands; None where they do. ``kept``: those that one pass formed, which
+    are handed over to who asks first, or None."""
     if torch.is_grad_enabled():
         raise _ffi.ArgumentError(
             "logitless: double backward (create_graph=True) is not offered: gradients of "
@@ -285,7 +290,7 @@ def _gradients(
             # Traced, the gradients are results of the forward, which a backward may not change.
             return tuple(None if g is None else (g * scale).to(g.dtype) for g in kept)
         return tuple(None if g is None else g.mul_(scale) for g in kept)
-    return run_backward(up_loss, up_lse, up_entropy)
+    return None
 
 
 class LinearCE(torch.autograd.Function):
@@ -322,19 +327,24 @@ class LinearCE(torch.autograd.Function):
         up_entropy: Optional[Tensor] = None,
         *_: None,
     ) -> tuple[Optional[Tensor], ...]:
-        def run(*ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-            x, w, target, rows, *more = ctx.saved_tensors
-            bias, class_weight, token_weight, divisor, entropy = more or (None,) * 5
-            again, operands = kind, (x, w, target, bias, class_weight, token_weight)
+        kind, main_grad, kept = call = ctx.call
+        call[2] = None  # a second backward forms them again
+        grads = _gradients(kept, up_loss, up_lse, up_entropy)
+        if grads is None:
+            saved = ctx.saved_tensors
+            x, w, target, rows = saved[:4]
+            bias, class_weight, token_weight, divisor, entropy = saved[4:] or _NO_MORE
             if kind.options.group:  # every pass of a group starts with a meeting
-                again = kind_of(*operands, main_grad, kind.options)
-            return again.backward(*ups, *operands, divisor, rows, entropy, main_grad)
+                kind = kind_of(x, w, target, bias, class_weight, token_weight, main_grad, kind.options)
+            grads = kind.backward(
+                *(up_loss, up_lse, up_entropy, x, w, target, bias, class_weight, token_weight),
+                *(divisor, rows, entropy, main_grad),
+            )
+        grad_x, grad_w, grad_bias = grads
+        return grad_x, grad_w, grad_bias, None
 
-        kind, main_grad, kept = ctx.call
-        ctx.call[2] = None
-        return *_gradients(kept, up_loss, up_lse, up_entropy, run), None
 
-
+_NO_MORE = (None, None, None, None, None)
 NOTHING = (None, None, None, None)  # class_weight, token_weight, divisor, main_grad: the usual call
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
 _apply = super(torch.autograd.Function, LinearCE).apply
@@ -436,15 +446,15 @@ def _present(
 
 
 def _op_backward(ctx: Any, *ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-    def run(*ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        x, w, _, bias, *_ = saved = ctx.saved_tensors
-        grads = _OP_BACKWARD(*ups, *saved, ctx.main_grad, *ctx.options)
-        return _present(grads, x, None if ctx.main_grad is not None else w, bias, ctx.options.frozen)
-
     o = ctx.options  # what was not wanted was an empty tensor
     up_lse, up_entropy = ups[2] if o.outputs & LSE else None, ups[3] if o.outputs & ENTROPY else None
     kept, ctx.kept = ctx.kept, None  # a second backward forms them again
-    grad_x, grad_w, grad_bias = _gradients(kept, ups[0], up_lse, up_entropy, run)
+    grads = _gradients(kept, ups[0], up_lse, up_entropy)
+    if grads is None:
+        x, w, _, bias, *_ = saved = ctx.saved_tensors
+        found = _OP_BACKWARD(ups[0], up_lse, up_entropy, *saved, ctx.main_grad, *o)
+        grads = _present(found, x, None if ctx.main_grad is not None else w, bias, o.frozen)
+    grad_x, grad_w, grad_bias = grads
     return grad_x, grad_w, None, grad_bias, *(None,) * (4 + len(Options._fields))
 
 
