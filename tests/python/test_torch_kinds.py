@@ -1,6 +1,8 @@
 """Calls are prepared once for a kind of operands and options (logitless.torch._base.Kind): what tells kinds apart, and
 what may change under a kind that is known. Every result is compared with that of a process that knows nothing."""
 
+import threading
+
 import pytest
 import torch
 
@@ -163,6 +165,29 @@ def test_plans_may_go_between_a_forward_and_its_backward(device):
             torch.autograd.grad(linear_cross_entropy(p.x, p.w, p.target, mode="recompute"), p.leaves()), want
         ):
             assert torch.equal(a, b)
+
+
+def test_threads_have_workspaces_of_their_own(device):
+    problems = [Problem(f"f32:n{n}:d{d}:v{v}:bias", device) for n, d, v in ((33, 16, 70), (5, 48, 900), (64, 8, 333))]
+
+    def call(p):
+        return step(p.x, p.w, p.target, bias=p.bias, mode="recompute")
+
+    want = [call(p) for p in problems]
+    wrong = []
+
+    def work(first):
+        for i in range(60):
+            k = (first + i) % len(problems)
+            if not all(torch.equal(a, b) for a, b in zip(call(problems[k]), want[k])):
+                wrong.append((first, i))
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_kinds_without_bound_are_forgotten():

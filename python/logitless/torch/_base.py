@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
@@ -158,6 +159,31 @@ def one_on(index: int) -> Tensor:
     return one
 
 
+_SMALL = 4 << 20
+
+
+class _Spaces(threading.local):
+    """Small workspaces that are kept, one for each thread and device, for calls on the device's default stream.
+
+    What a thread queues on one stream comes in order, so a call finds its workspace free. That stream is never captured
+    in a graph and never destroyed; other streams, and groups, whose operations come back to Python in the middle of a
+    call, get memory of their own.
+    """
+
+    def __init__(self) -> None:
+        self.by_device: dict[int, int] = {}  # addresses
+        self._held: list[Tensor] = []
+
+    def new(self, index: int) -> int:
+        space = torch.empty(_SMALL, dtype=torch.uint8, device="cpu" if index < 0 else f"cuda:{index}")
+        self._held.append(space)
+        self.by_device[index] = space.data_ptr()
+        return self.by_device[index]
+
+
+_spaces = _Spaces()
+
+
 class Kind:
     """A kind of call: plan, options and the passes prepared so far, for operands that are alike but for their memory
     and the number of tokens (at most the plan's). What the two operations add is their own."""
@@ -189,15 +215,14 @@ class Kind:
         if prepared is None:
             prepared = self.passes[given] = _prepare(self.plan, self.op, which, flags, places, operands)
         size = self.plan.workspace_bytes[which] + 64
-        space = new((size,), (1,), torch.uint8)
-        _ffi.run(
-            prepared.handle,
-            _current_stream(self.index) if self.index >= 0 else 0,
-            n_tokens,
-            space.data_ptr(),
-            size,
-            *[t.data_ptr() for t in operands if t is not None],
-        )
+        stream = _current_stream(self.index) if self.index >= 0 else 0
+        if stream == 0 and size <= _SMALL and not self.options.group:
+            space = _spaces.by_device.get(self.index) or _spaces.new(self.index)
+        else:
+            memory = new((size,), (1,), torch.uint8)
+            space = memory.data_ptr()
+        addresses = [t.data_ptr() for t in operands if t is not None]
+        _ffi.run(prepared.handle, stream, n_tokens, space, size, *addresses)
 
 
 # Operands that the library sees as matrices and as vectors, by their places in the tables of python/ffi, and how many
@@ -224,11 +249,13 @@ def _prepare(
     return plan.prepare(op, which, flags, table)
 
 
-def new_results(new: Callable[..., Tensor], target: Tensor, n: int, o: Options) -> tuple[Optional[Tensor], ...]:
-    """For a target of n tokens: loss; rows [3, n], which are nll, lse and lse_lo; entropy, z_loss, argmax, the counter,
-    None where not wanted."""
+def new_results(
+    new: Callable[..., Tensor], target: Tensor, n: int, o: Options, keep: bool
+) -> tuple[Optional[Tensor], ...]:
+    """For a target of n tokens: loss; rows [3, n], which are nll, lse and lse_lo, for a backward (``keep``) or lse;
+    entropy, z_loss, argmax, the counter; None where not wanted."""
     f32, outputs = torch.float32, o.outputs
-    rows = new((3, n), (n, 1), f32)
+    rows = new((3, n), (n, 1), f32) if keep or outputs & LSE else None
     if o.reduction != _ffi.NONE and not outputs:
         return new((), (), f32), rows, None, None, None, None
     shape, strides = tuple(target.shape), target.stride()  # contiguous

@@ -153,11 +153,12 @@ class LogitsKind(Kind):
         token_weight: Optional[Tensor],
         divisor: Optional[Tensor],
         state: Optional[Tensor] = None,
+        keep: bool = True,
     ) -> tuple[Optional[Tensor], ...]:
         """Seven results, None where not wanted; of one pass eight, the last the gradient for an upstream of 1, over the
         logits where the kind is in place. ``state``: the bytes that know whether the logits are still there."""
         o, n, new = self.options, target.numel(), allocator(self.index)
-        results = new_results(new, target, n, o)
+        results = new_results(new, target, n, o, keep)
         grad = None
         if self.one_pass:
             grad = logits if self.in_place else gradient_of(logits)
@@ -169,7 +170,7 @@ class LogitsKind(Kind):
             *(logits.contiguous() if self.copies_x else logits, target, class_weight, token_weight, divisor),
             *(loss, rows, entropy, z_loss, argmax),
         )
-        given = divisor is None, state is None, self.one_pass
+        given = divisor is None, state is None, self.one_pass, keep
         if not self.one_pass:
             self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, (*common, state, counter), given)
             return finished(results, target, o)
@@ -374,7 +375,7 @@ def run(
     eager code and operands of that kind."""
     if kind.options.frozen != FROZEN_ALL:
         return _apply(logits, kind, (target, class_weight, token_weight, divisor))
-    results = kind.forward(logits, target, class_weight, token_weight, divisor)
+    results = kind.forward(logits, target, class_weight, token_weight, divisor, None, False)
     return (results[0], *results[2:7]) if kind.options.outputs else results[0]
 
 

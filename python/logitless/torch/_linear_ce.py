@@ -168,12 +168,18 @@ class LinearKind(Kind):
     op = _ffi.LINEAR_CE
 
     def forward(
-        self, x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], rest: tuple[Optional[Tensor], ...]
+        self,
+        x: Tensor,
+        w: Tensor,
+        target: Tensor,
+        bias: Optional[Tensor],
+        rest: tuple[Optional[Tensor], ...],
+        keep: bool = True,
     ) -> tuple[Optional[Tensor], ...]:
         """Seven results, None where not wanted; of one pass ten, the last three for an upstream of 1. ``rest`` is
-        class_weight, token_weight, divisor, main_grad, or NOTHING."""
+        class_weight, token_weight, divisor, main_grad, or NOTHING; ``keep``: a backward will want the rows."""
         o, n, new = self.options, target.numel(), allocator(self.index)
-        results = new_results(new, target, n, o)
+        results = new_results(new, target, n, o, keep)
         if n == 0 and o.reduction == _ffi.NONE:
             return finished(results, target, o)  # nothing to write, and no pointer to tell what is wanted
         if self.copies_x:
@@ -182,28 +188,17 @@ class LinearKind(Kind):
             w = w.contiguous()
         loss, rows, entropy, z_loss, argmax, bad = results
         if rest is NOTHING and bias is None and not o.outputs and not self.one_pass:  # the same as below, sooner
-            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_PLAIN, (x, w, target, loss, rows), "plain")
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_PLAIN, (x, w, target, loss, rows), keep)
             return loss, rows, None, None, None, None, None
         class_weight, token_weight, divisor, _ = rest
         counter = bad if self.index >= 0 else None
         operands: tuple[Optional[Tensor], ...]
         if not self.one_pass:
             operands = (
-                x,
-                w,
-                bias,
-                target,
-                class_weight,
-                token_weight,
-                divisor,
-                loss,
-                rows,
-                entropy,
-                z_loss,
-                argmax,
-                counter,
+                *(x, w, bias, target, class_weight, token_weight, divisor),
+                *(loss, rows, entropy, z_loss, argmax, counter),
             )
-            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, operands, divisor is None)
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, operands, (divisor is None, keep))
             return finished(results, target, o)
         frozen = o.frozen
         grads = (
@@ -254,7 +249,7 @@ class LinearKind(Kind):
             and up_lse is up_entropy is bias is class_weight is token_weight is divisor is main_grad is None
         ):
             plain = x, w, target, rows, packed(up_loss), grads[0], grads[1]  # the same as below, sooner
-            self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, plain, ("plain", frozen))
+            self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, plain, "backward")
             return grads
         up_loss, up_lse, up_entropy = packed(up_loss), packed(up_lse), packed(up_entropy)
         operands = (
@@ -357,7 +352,7 @@ def run(
     eager code and operands of that kind."""
     if kind.options.frozen != FROZEN_ALL:
         return _apply(x, w, bias, (kind, target, rest))
-    results = kind.forward(x, w, target, bias, rest)
+    results = kind.forward(x, w, target, bias, rest, False)
     return (results[0], *results[2:7]) if kind.options.outputs else results[0]
 
 

@@ -301,4 +301,6 @@ def linear_logp(
         mode="recompute",
         workspace_budget_bytes=workspace_budget_bytes,
     )
-    return LogProbs(-out.loss, out.entropy) if entropy else LogProbs(-out)
+    if entropy:
+        return LogProbs(-out.loss, out.entropy)
+    return LogProbs(-out if out.requires_grad or torch.compiler.is_compiling() else out.neg_())
