@@ -1,77 +1,129 @@
 """Host time of a call from Python, and how much of it is the C library's own: what the package adds.
 
-    python bench/bench_python.py [cpu|cuda]
+    python bench/bench_python.py [cpu|cuda] [--json FILE]
 
 The problem is as small as problems get, so that the library's time is that of checks and launches. On a GPU the host runs
-ahead; what is timed is how long it takes to queue, with the queue drained between rounds. Best of 7 rounds of 200 calls.
+ahead: what is timed is how long it takes to queue, with the queue drained between rounds, which are short, so that it never fills. Median and least of 200 rounds
+of 10 calls. "C library" is the prepared call by itself, with memory that exists; "bare" is the least that PyTorch asks
+for the same results: tensors from its allocator and, where there are gradients, an autograd.Function that does nothing.
 """
 
+import json
+import statistics
 import sys
 import time
 
 import torch
 
 from logitless import _ffi
-from logitless.torch import _base, _linear_ce, linear_cross_entropy, linear_logp
+from logitless.torch import cross_entropy, linear_cross_entropy, linear_logp
 
 
-def best_us(call, device, rounds=7, calls=200):
-    best = float("inf")
+def times_us(call, device, rounds=200, calls=10):
+    """Median and least of the rounds."""
+    found = []
+    for _ in range(calls):
+        call()
     for _ in range(rounds):
         if device == "cuda":
             torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(calls):
             call()
-        best = min(best, (time.perf_counter() - start) / calls)
-    return best * 1e6
+        found.append((time.perf_counter() - start) / calls * 1e6)
+    return statistics.median(found), min(found)
+
+
+class Bare(torch.autograd.Function):
+    """Saves what the loss saves, and allocates what it allocates."""
+
+    @staticmethod
+    def forward(ctx, x, w, target):
+        rows, space = x.new_empty((3, 16)), x.new_empty(4096)
+        ctx.save_for_backward(x, w, target, rows)
+        return x.new_empty(()) if space is not None else None
+
+    @staticmethod
+    def backward(ctx, up):
+        x, w, *_ = ctx.saved_tensors
+        return (torch.empty_like(x), torch.empty_like(w), None) if x.new_empty(4096) is not None else None
+
+
+def c_calls(x, w, y):
+    """The library's forward and backward of the call below, prepared, with addresses of memory that exists."""
+    torch.autograd.grad(linear_cross_entropy(x, w, y, mode="recompute"), (x, w))  # prepares them
+    torch.autograd.grad(linear_cross_entropy(x, w, y, mode="recompute"), (x, w))
+    kind = next(kind for kind in _ffi.plans.calls.values() if "backward" in kind.passes)
+    forward, backward = kind.passes[True].handle, kind.passes["backward"].handle
+    size = max(kind.plan.workspace_bytes) + 64
+    space = torch.empty(size, dtype=torch.uint8, device=x.device)
+    loss, rows = torch.empty((), device=x.device), torch.empty((3, 16), device=x.device)
+    one, grads = torch.ones((), device=x.device), [torch.empty_like(t) for t in (x, w)]
+    stream = torch._C._cuda_getCurrentRawStream(kind.index) if x.is_cuda else 0
+    tensors = [x, w, y, loss, rows], [x, w, y, rows, one, *grads]
+    ahead, back = ([t.data_ptr() for t in ts] for ts in tensors)
+    memory = space, loss, rows, one, grads
+    return (
+        lambda: _ffi.run(forward, stream, 16, space.data_ptr(), size, *ahead),
+        lambda: _ffi.run(backward, stream, 16, space.data_ptr(), size, *back),
+        memory,
+    )
 
 
 def main():
-    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
+    arguments = sys.argv[1:]
+    device = next((a for a in arguments if a in ("cpu", "cuda")), "cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
     x = torch.randn(16, 64, device=device, requires_grad=True)
     w = torch.randn(64, 64, device=device, requires_grad=True)
     y = torch.randint(0, 64, (16,), device=device)
-    options = _base.Options(-100, 1.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 64, "", 0, 0, 0)
-    results = _base.new_results(x, options)
-    plan = _linear_ce._plan(x, w, None, None, options)
-    space = _base.workspace(x, plan, _ffi.FORWARD)
-    grads = [torch.empty_like(t) for t in (x, w)]
-    operands = (x.detach(), w.detach(), None, y, None, None, None)
-    one, stream = torch.ones((), device=device), _base.stream_of(x)
-    back = _base.workspace(x, plan, _ffi.BACKWARD)
-    saved = (None, results[1], None, None, None, None, None, None, None)
+    z = torch.randn(16, 64, device=device, requires_grad=True)
+    c_forward, c_backward, memory = c_calls(x, w, y)
 
-    def c_forward():
-        _ffi.forward(plan.handle, stream, 0, space, *operands, *_base.passed(results), *(None,) * 9)
+    def without_gradients(call):
+        def run():
+            with torch.no_grad():
+                call(x, w, y)
 
-    def c_backward():
-        _ffi.backward(plan.handle, stream, 0, back, *operands, *saved, one, None, None, None, *grads, None, None)
+        return run
 
-    def train():
-        torch.autograd.grad(linear_cross_entropy(x, w, y, mode="recompute"), (x, w))
+    def empty():
+        return torch.empty((3, 16), device=device), torch.empty((), device=device), torch.empty(16384, device=device)
 
-    def score():
-        with torch.no_grad():
-            linear_logp(x, w, y)
+    def both(call, leaves=(x, w)):
+        return lambda: torch.autograd.grad(call(), leaves)
 
-    linear = torch.nn.functional.linear
-
-    def torch_train():
-        torch.autograd.grad(torch.nn.functional.cross_entropy(linear(x, w), y), (x, w))
-
-    c_fwd, c_bwd = best_us(c_forward, device), best_us(c_backward, device)
+    linear, ce = torch.nn.functional.linear, torch.nn.functional.cross_entropy
+    nothing = times_us(without_gradients(lambda *_: None), device)
+    ahead, back = times_us(c_forward, device), times_us(c_backward, device)
+    whole = tuple(a + b for a, b in zip(ahead, back))
+    rows = [
+        ("C library, forward", c_forward, None),
+        ("C library, backward", c_backward, None),
+        ("linear_cross_entropy without gradients", without_gradients(linear_cross_entropy), ahead),
+        ("linear_logp without gradients", without_gradients(linear_logp), ahead),
+        ("linear_cross_entropy, forward", lambda: linear_cross_entropy(x, w, y, mode="recompute"), ahead),
+        ("  forward and backward", both(lambda: linear_cross_entropy(x, w, y, mode="recompute")), whole),
+        ("  in one pass", both(lambda: linear_cross_entropy(x, w, y)), None),
+        ("cross_entropy, forward and backward", both(lambda: cross_entropy(z, y), z), None),
+        ("bare: three tensors", empty, None),
+        ("bare: autograd.Function, forward", lambda: Bare.apply(x, w, y), None),
+        ("bare: forward and backward", both(lambda: Bare.apply(x, w, y)), None),
+        ("torch: linear + cross_entropy, forward", lambda: ce(linear(x, w), y), None),
+        ("torch: forward and backward", both(lambda: ce(linear(x, w), y)), None),
+    ]
+    results = []
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device == 'cuda' else 'cpu'}; us a call")
-    for name, call, own in (
-        ("forward, no gradients (linear_logp)", score, c_fwd),
-        ("forward with autograd", lambda: linear_cross_entropy(x, w, y, mode="recompute"), c_fwd),
-        ("forward and backward", train, c_fwd + c_bwd),
-        ("torch's linear + cross_entropy, both", torch_train, None),
-    ):
-        took = best_us(call, device)
-        added = "" if own is None else f"   C library {own:6.1f}   Python adds {took - own:6.1f}"
-        print(f"{name:38s} {took:7.1f}{added}")
+    for name, call, own in rows:
+        took = times_us(call, device)
+        inside = nothing[0] if "without gradients" in name else 0.0  # torch.no_grad() itself
+        added = None if own is None else took[0] - own[0] - inside
+        print(f"{name:42s} {took[0]:7.1f} (least {took[1]:7.1f})" + ("" if added is None else f"   added {added:6.1f}"))
+        results.append({"call": name.strip(), "us": took[0], "least_us": took[1], "added_us": added})
+    if "--json" in arguments:
+        with open(arguments[arguments.index("--json") + 1], "w") as file:
+            json.dump({"torch": torch.__version__, "device": device, "rows": results}, file, indent=2)
+    del memory
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 #   asan       address and undefined behaviour      install   installed tree, used by CMake and by pkg-config
 #   tsan       data races, tests labelled threads   format    clang-format
 #   fuzz       each reader for LL_FUZZ_SECONDS      lint      clang-tidy
-#   python     the package built, installed into build/venv, style, clang-tidy, pytest
+#   python     the package built, installed into build/venv, style, types, clang-tidy, pytest
 set -u
 cd "$(dirname "$0")/.." || exit 2
 unset MAKEFLAGS MAKELEVEL # what the checks build is not part of the make that called
@@ -212,11 +212,14 @@ python_tests() {
 
 python_style() { build/venv/bin/ruff check . && build/venv/bin/ruff format --check .; }
 
+python_types() { build/venv/bin/mypy --cache-dir build/mypy; }
+
 python_lint() { clang-tidy -p build/wheel --quiet --warnings-as-errors='*' python/ffi/*.c; }
 
 stage_python() {
     item "python package" scripts/python_env.sh build/venv || return
     item "python style" python_style
+    item "python types" python_types
     item "python clang-tidy" python_lint
     python_tests
 }

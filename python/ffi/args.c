@@ -18,6 +18,12 @@ int ffi_fail_last(ll_status status) {
     return ffi_fail(status, "%s", ll_last_error());
 }
 
+void ffi_give_int(int64_t value, TVMFFIAny *result) {
+    result->type_index = kTVMFFIInt;
+    result->zero_padding = 0;
+    result->v_int64 = value;
+}
+
 bool ffi_args_begin(ffi_args *args, const char *function, const TVMFFIAny *at, int32_t given, int32_t n) {
     *args = (ffi_args){.function = function, .at = at, .n = n, .failed = given != n};
     if (args->failed)

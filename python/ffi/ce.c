@@ -8,8 +8,8 @@
 
 #define AT(field) offsetof(ll_ce_args, field)
 static const ffi_operand operands[] = {
-    {"logits", AT(logits), FFI_MATRIX, 0, 0, 0, false},
-    {"target", AT(target), FFI_VECTOR, 0, 0, 0, false},
+    {"logits", AT(logits), FFI_TOKEN_MATRIX, 0, 0, 0, false},
+    {"target", AT(target), FFI_TOKEN_VECTOR, 0, 0, 0, false},
     {"class_weight", AT(class_weight), FFI_WORDS, kDLFloat, 32, 0, false},
     {"token_weight", AT(token_weight), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"divisor", AT(divisor), FFI_ONE, kDLFloat, 64, 0, false},
@@ -26,41 +26,35 @@ static const ffi_operand operands[] = {
     {"up_nll", AT(up_nll), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"up_lse", AT(up_lse), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"up_entropy", AT(up_entropy), FFI_TOKENS, kDLFloat, 32, 0, false},
-    {"grad_logits", AT(grad_logits), FFI_MATRIX, 0, 0, 0, false},
+    {"grad_logits", AT(grad_logits), FFI_TOKEN_MATRIX, 0, 0, 0, false},
     {"state", AT(state), FFI_BYTES, kDLUInt, 8, sizeof(ll_ce_state), true},
     {"bad_targets", AT(bad_targets), FFI_ONE, kDLInt, 64, 0, false},
+    {"ids", AT(ids), FFI_TOKEN_MATRIX, 0, 0, 0, false},
+    {"id_logp", AT(id_logp), FFI_IDS, kDLFloat, 32, 0, false},
+    {"id_rank", AT(id_rank), FFI_IDS, kDLInt, 64, 0, false},
+    {"top_ids", AT(top_ids), FFI_TOP, kDLInt, 64, 0, false},
+    {"top_logp", AT(top_logp), FFI_TOP, kDLFloat, 32, 0, false},
 };
 static_assert(AT(lse) == AT(nll) + sizeof(void *) && AT(lse_lo) == AT(lse) + sizeof(void *), "rows");
 enum { kOperands = sizeof operands / sizeof operands[0] };
+static_assert((int)kOperands <= (int)FFI_OPERANDS_MAX, "more operands than a call has room for");
 
-typedef ll_status pass_fn(const ll_plan *plan, const ll_ce_args *args, ll_stream stream);
-
-static int run(pass_fn *pass, const char *function, const TVMFFIAny *at, int32_t n) {
-    ffi_call call;
-    ll_ce_args args = LL_CE_ARGS_INIT;
-    if (ffi_read_call(function, at, n, operands, kOperands, &call, &args) != 0) return -1;
-    if (args.state) args.state->struct_bytes = sizeof *args.state;
-    args.in_place = call.flags;
-    args.workspace = call.workspace;
-    args.workspace_bytes = call.workspace_bytes;
-    const ll_status status = pass(call.plan->plan, &args, call.stream);
-    return status == LL_STATUS_OK ? 0 : ffi_fail_last(status);
-}
+const ffi_operation ffi_ce = {{"ce_forward", "ce_backward", "ce_forward_backward"}, operands, kOperands};
 
 FFI_EXPORT int __tvm_ffi_ce_forward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
     (void)result;
-    return run(ll_ce_forward, "ce_forward", at, n);
+    return ffi_pass(&ffi_ce, LL_PASS_FORWARD, at, n);
 }
 
 FFI_EXPORT int __tvm_ffi_ce_backward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
     (void)result;
-    return run(ll_ce_backward, "ce_backward", at, n);
+    return ffi_pass(&ffi_ce, LL_PASS_BACKWARD, at, n);
 }
 
 FFI_EXPORT int __tvm_ffi_ce_forward_backward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
     (void)result;
-    return run(ll_ce_forward_backward, "ce_forward_backward", at, n);
+    return ffi_pass(&ffi_ce, LL_PASS_FORWARD_BACKWARD, at, n);
 }

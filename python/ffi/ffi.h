@@ -21,7 +21,7 @@
 typedef struct ffi_plan {
     ll_plan *plan;
     DLDevice device;
-    int64_t v_total;
+    int64_t v_total, n_top;
 } ffi_plan;
 
 typedef struct ffi_args {
@@ -36,6 +36,8 @@ typedef struct ffi_args {
 int ffi_fail(ll_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* ll_last_error's sentence. */
 int ffi_fail_last(ll_status status);
+
+void ffi_give_int(int64_t value, TVMFFIAny *result);
 
 /* False, and the error set, unless the call has n arguments. */
 bool ffi_args_begin(ffi_args *args, const char *function, const TVMFFIAny *at, int32_t given, int32_t n);

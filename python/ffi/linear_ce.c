@@ -7,10 +7,10 @@
 
 #define AT(field) offsetof(ll_linear_ce_args, field)
 static const ffi_operand operands[] = {
-    {"x", AT(x), FFI_MATRIX, 0, 0, 0, false},
+    {"x", AT(x), FFI_TOKEN_MATRIX, 0, 0, 0, false},
     {"w", AT(w), FFI_MATRIX, 0, 0, 0, false},
     {"bias", AT(bias), FFI_VECTOR, 0, 0, 0, false},
-    {"target", AT(target), FFI_VECTOR, 0, 0, 0, false},
+    {"target", AT(target), FFI_TOKEN_VECTOR, 0, 0, 0, false},
     {"class_weight", AT(class_weight), FFI_WORDS, kDLFloat, 32, 0, false},
     {"token_weight", AT(token_weight), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"divisor", AT(divisor), FFI_ONE, kDLFloat, 64, 0, false},
@@ -27,42 +27,33 @@ static const ffi_operand operands[] = {
     {"up_nll", AT(up_nll), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"up_lse", AT(up_lse), FFI_TOKENS, kDLFloat, 32, 0, false},
     {"up_entropy", AT(up_entropy), FFI_TOKENS, kDLFloat, 32, 0, false},
-    {"grad_x", AT(grad_x), FFI_MATRIX, 0, 0, 0, false},
+    {"grad_x", AT(grad_x), FFI_TOKEN_MATRIX, 0, 0, 0, false},
     {"grad_w", AT(grad_w), FFI_MATRIX, 0, 0, 0, false},
     {"grad_bias", AT(grad_bias), FFI_VECTOR, 0, 0, 0, false},
     {"bad_targets", AT(bad_targets), FFI_ONE, kDLInt, 64, 0, false},
 };
 static_assert(AT(lse) == AT(nll) + sizeof(void *) && AT(lse_lo) == AT(lse) + sizeof(void *), "rows");
 enum { kOperands = sizeof operands / sizeof operands[0] };
+static_assert((int)kOperands <= (int)FFI_OPERANDS_MAX, "more operands than a call has room for");
 
-typedef ll_status pass_fn(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);
-
-static int run(pass_fn *pass, const char *function, const TVMFFIAny *at, int32_t n) {
-    ffi_call call;
-    ll_linear_ce_args args = LL_LINEAR_CE_ARGS_INIT;
-    if (ffi_read_call(function, at, n, operands, kOperands, &call, &args) != 0) return -1;
-    args.accumulate = call.flags;
-    args.workspace = call.workspace;
-    args.workspace_bytes = call.workspace_bytes;
-    const ll_status status = pass(call.plan->plan, &args, call.stream);
-    return status == LL_STATUS_OK ? 0 : ffi_fail_last(status);
-}
+const ffi_operation ffi_linear_ce = {
+    {"linear_ce_forward", "linear_ce_backward", "linear_ce_forward_backward"}, operands, kOperands};
 
 FFI_EXPORT int __tvm_ffi_linear_ce_forward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
     (void)result;
-    return run(ll_linear_ce_forward, "linear_ce_forward", at, n);
+    return ffi_pass(&ffi_linear_ce, LL_PASS_FORWARD, at, n);
 }
 
 FFI_EXPORT int __tvm_ffi_linear_ce_backward(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
     (void)result;
-    return run(ll_linear_ce_backward, "linear_ce_backward", at, n);
+    return ffi_pass(&ffi_linear_ce, LL_PASS_BACKWARD, at, n);
 }
 
 FFI_EXPORT int __tvm_ffi_linear_ce_forward_backward(void *self, const TVMFFIAny *at, int32_t n,
                                                     TVMFFIAny *result) {
     (void)self;
     (void)result;
-    return run(ll_linear_ce_forward_backward, "linear_ce_forward_backward", at, n);
+    return ffi_pass(&ffi_linear_ce, LL_PASS_FORWARD_BACKWARD, at, n);
 }

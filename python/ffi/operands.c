@@ -50,7 +50,7 @@ static bool on_device(const DLTensor *t, DLDevice device) {
 
 /* 0, or -1 with the error set. */
 static int check_pointer(const char *function, const ffi_operand *operand, const DLTensor *t,
-                         const ffi_plan *plan, int64_t n_tokens) {
+                         const ffi_plan *plan, int64_t n_tokens, int64_t ids_columns) {
     const char *name = operand->name;
     if (t->dtype.code != operand->code || t->dtype.bits != operand->bits || t->dtype.lanes != 1) {
         return ffi_fail(LL_STATUS_INVALID_ARG,
@@ -60,6 +60,8 @@ static int check_pointer(const char *function, const ffi_operand *operand, const
     if (!contiguous(t)) return ffi_fail(LL_STATUS_INVALID_ARG, "%s: %s is not contiguous", function, name);
     const int64_t found = elements(t);
     int64_t want = operand->shape == FFI_ROWS ? 3 * n_tokens : n_tokens;
+    if (operand->shape == FFI_IDS) want = n_tokens * ids_columns;
+    if (operand->shape == FFI_TOP) want = n_tokens * plan->n_top;
     if (operand->shape == FFI_WORDS) want = plan->v_total;
     if (operand->shape == FFI_ONE || (operand->shape == FFI_LOSS && found == 1)) want = 1;
     if (operand->shape == FFI_BYTES) want = (int64_t)operand->bytes;
@@ -70,7 +72,7 @@ static int check_pointer(const char *function, const ffi_operand *operand, const
 
 /* Fills one operand in; 0, or -1 with the error set. */
 static int fill(const char *function, const ffi_operand *operand, const DLTensor *t, const ffi_plan *plan,
-                int64_t n_tokens, void *at) {
+                int64_t n_tokens, int64_t ids_columns, void *at) {
     const char *name = operand->name;
     const DLDevice device = operand->host ? (DLDevice){kDLCPU, 0} : plan->device;
     if (!on_device(t, device)) {
@@ -79,8 +81,8 @@ static int fill(const char *function, const ffi_operand *operand, const DLTensor
                         name, (int)t->device.device_type, t->device.device_id, (int)device.device_type,
                         device.device_id);
     }
-    if (operand->shape == FFI_MATRIX || operand->shape == FFI_VECTOR) {
-        const int32_t want = operand->shape == FFI_MATRIX ? 2 : 1;
+    if (operand->shape <= FFI_VECTOR) {
+        const int32_t want = operand->shape == FFI_TOKEN_MATRIX || operand->shape == FFI_MATRIX ? 2 : 1;
         if (t->ndim != want) {
             return ffi_fail(LL_STATUS_INVALID_ARG, "%s: %s has %d dimensions, want %d", function, name,
                             t->ndim, want);
@@ -88,7 +90,7 @@ static int fill(const char *function, const ffi_operand *operand, const DLTensor
         *(ll_view *)at = view_of(t);
         return 0;
     }
-    if (check_pointer(function, operand, t, plan, n_tokens) != 0) return -1;
+    if (check_pointer(function, operand, t, plan, n_tokens, ids_columns) != 0) return -1;
     void **pointer = at;
     *pointer = data_of(t);
     if (operand->shape == FFI_ROWS && *pointer) {
@@ -99,40 +101,88 @@ static int fill(const char *function, const ffi_operand *operand, const DLTensor
     return 0;
 }
 
-static int read_workspace(const char *function, const DLTensor *workspace, ffi_call *call) {
-    /* NumPy's memory is aligned to 16 bytes only, so Python gives kWorkspaceAlign more than needed. */
-    const uintptr_t start = (uintptr_t)data_of(workspace);
-    const uintptr_t aligned = (start + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
-    const int64_t bytes = elements(workspace) * workspace->dtype.bits / 8 - (int64_t)(aligned - start);
-    if (!on_device(workspace, call->plan->device) || !contiguous(workspace)) {
-        return ffi_fail(LL_STATUS_INVALID_ARG, "%s: workspace is not contiguous on the plan's device",
-                        function);
+int ffi_read_operands(ffi_args *from, const ffi_operation *operation, const ffi_plan *plan,
+                      ffi_args_struct *to, bool *given) {
+    int64_t n_tokens = 0;
+    ffi_operation_init(operation, to);
+    for (int32_t i = 0; i < operation->n_operands; i++) {
+        const ffi_operand *operand = &operation->operands[i];
+        const DLTensor *tensor = ffi_tensor(from, operand->name);
+        if (from->failed) return -1;
+        void *field = (char *)to + operand->offset;
+        const int64_t ids_columns = operation == &ffi_ce ? to->ce.ids.cols : 0;
+        if (tensor && fill(from->function, operand, tensor, plan, n_tokens, ids_columns, field) != 0)
+            return -1;
+        if (i == 0) n_tokens = ((const ll_view *)field)->rows;
+        given[i] = tensor != NULL;
     }
-    call->workspace = (void *)aligned;
-    call->workspace_bytes = bytes > 0 ? (size_t)bytes : 0;
     return 0;
 }
 
-int ffi_read_call(const char *function, const TVMFFIAny *at, int32_t n, const ffi_operand *operands,
-                  int32_t n_operands, ffi_call *call, void *args_struct) {
+void ffi_call_workspace(ffi_call *call, uintptr_t start, int64_t bytes) {
+    /* NumPy's memory is aligned to 16 bytes only, so Python gives kWorkspaceAlign more than needed. */
+    const uintptr_t aligned = (start + kWorkspaceAlign - 1) / kWorkspaceAlign * kWorkspaceAlign;
+    bytes -= (int64_t)(aligned - start);
+    call->workspace = (void *)aligned;
+    call->workspace_bytes = bytes > 0 ? (size_t)bytes : 0;
+}
+
+void ffi_operation_init(const ffi_operation *operation, ffi_args_struct *args) {
+    if (operation == &ffi_ce) {
+        args->ce = (ll_ce_args)LL_CE_ARGS_INIT;
+    } else {
+        args->linear_ce = (ll_linear_ce_args)LL_LINEAR_CE_ARGS_INIT;
+    }
+}
+
+static ll_status run_ce(ll_pass pass, const ffi_call *call, ll_ce_args *args) {
+    if (args->state) args->state->struct_bytes = sizeof *args->state;
+    args->in_place = call->flags;
+    args->workspace = call->workspace;
+    args->workspace_bytes = call->workspace_bytes;
+    if (pass == LL_PASS_FORWARD) return ll_ce_forward(call->plan->plan, args, call->stream);
+    if (pass == LL_PASS_BACKWARD) return ll_ce_backward(call->plan->plan, args, call->stream);
+    return ll_ce_forward_backward(call->plan->plan, args, call->stream);
+}
+
+static ll_status run_linear_ce(ll_pass pass, const ffi_call *call, ll_linear_ce_args *args) {
+    args->accumulate = call->flags;
+    args->workspace = call->workspace;
+    args->workspace_bytes = call->workspace_bytes;
+    if (pass == LL_PASS_FORWARD) return ll_linear_ce_forward(call->plan->plan, args, call->stream);
+    if (pass == LL_PASS_BACKWARD) return ll_linear_ce_backward(call->plan->plan, args, call->stream);
+    return ll_linear_ce_forward_backward(call->plan->plan, args, call->stream);
+}
+
+int ffi_run(const ffi_operation *operation, ll_pass pass, const ffi_call *call, ffi_args_struct *args) {
+    const ll_status status =
+        operation == &ffi_ce ? run_ce(pass, call, &args->ce) : run_linear_ce(pass, call, &args->linear_ce);
+    return status == LL_STATUS_OK ? 0 : ffi_fail_last(status);
+}
+
+int ffi_pass(const ffi_operation *operation, ll_pass pass, const TVMFFIAny *at, int32_t n) {
     ffi_args args;
-    if (!ffi_args_begin(&args, function, at, n, 4 + n_operands)) return -1;
-    *call = (ffi_call){.plan = (const ffi_plan *)(intptr_t)ffi_int(&args, "plan")};
+    ffi_args_struct to;
+    bool given[FFI_OPERANDS_MAX];
+    const char *function = operation->names[pass];
+    if (!ffi_args_begin(&args, function, at, n, 4 + operation->n_operands)) return -1;
+    ffi_call call = {.plan = (const ffi_plan *)(intptr_t)ffi_int(&args, "plan")};
     const int64_t stream = ffi_int(&args, "stream");
-    call->flags = (int32_t)ffi_int(&args, "flags");
+    call.flags = (int32_t)ffi_int(&args, "flags");
     const DLTensor *workspace = ffi_tensor(&args, "workspace");
-    if (args.failed || (workspace && read_workspace(function, workspace, call) != 0)) return -1;
-    int64_t n_tokens = 0;
-    for (int32_t i = 0; i < n_operands; i++) {
-        const DLTensor *tensor = ffi_tensor(&args, operands[i].name);
-        if (args.failed) return -1;
-        void *field = (char *)args_struct + operands[i].offset;
-        if (tensor && fill(function, &operands[i], tensor, call->plan, n_tokens, field) != 0) return -1;
-        if (i == 0) n_tokens = ((const ll_view *)field)->rows;
+    if (args.failed) return -1;
+    if (workspace) {
+        if (!on_device(workspace, call.plan->device) || !contiguous(workspace)) {
+            return ffi_fail(LL_STATUS_INVALID_ARG, "%s: workspace is not contiguous on the plan's device",
+                            function);
+        }
+        ffi_call_workspace(&call, (uintptr_t)data_of(workspace),
+                           elements(workspace) * workspace->dtype.bits / 8);
     }
-    if (call->plan->device.device_type == kDLCUDA) {
-        call->stream = stream == -1 ? TVMFFIEnvGetStream(kDLCUDA, call->plan->device.device_id)
-                                    : (ll_stream)(intptr_t)stream;
+    if (ffi_read_operands(&args, operation, call.plan, &to, given) != 0) return -1;
+    if (call.plan->device.device_type == kDLCUDA) {
+        call.stream = stream == -1 ? TVMFFIEnvGetStream(kDLCUDA, call.plan->device.device_id)
+                                   : (ll_stream)(intptr_t)stream;
     }
-    return 0;
+    return ffi_run(operation, pass, &call, &to);
 }

@@ -5,17 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { kDescribeBytes = 4096, kPlanArgs = 29 };
+enum { kDescribeBytes = 4096, kPlanArgs = 31 };
 
 static int give_text(const char *text, TVMFFIAny *result) {
     const TVMFFIByteArray bytes = {text, strlen(text)};
     return TVMFFIStringFromByteArray(&bytes, result);
-}
-
-static void give_int(int64_t value, TVMFFIAny *result) {
-    result->type_index = kTVMFFIInt;
-    result->zero_padding = 0;
-    result->v_int64 = value;
 }
 
 static ffi_plan *plan_of(ffi_args *args) {
@@ -26,7 +20,7 @@ static ffi_plan *plan_of(ffi_args *args) {
  * w_dtype, bias_dtype, grad_x_dtype, grad_w_dtype, grad_bias_dtype, frozen, n_threads,
  * workspace_budget_bytes, ignore_index, temperature, softcap, label_smoothing, z_loss, smoothing_rule,
  * reduction, token_scaling, op,
- * logits_dtype, grad_logits_dtype, comm)
+ * logits_dtype, grad_logits_dtype, n_ids, n_top, comm)
  * -> plan. Device: DLPack's numbers, that of all tensors of the calls. comm: address of an ll_comm, or 0. */
 FFI_EXPORT int __tvm_ffi_plan_create(void *self, const TVMFFIAny *at, int32_t n, TVMFFIAny *result) {
     (void)self;
@@ -63,19 +57,21 @@ FFI_EXPORT int __tvm_ffi_plan_create(void *self, const TVMFFIAny *at, int32_t n,
     desc.op = (int32_t)ffi_int(&args, "op");
     desc.logits_dtype = (int32_t)ffi_int(&args, "logits_dtype");
     desc.grad_logits_dtype = (int32_t)ffi_int(&args, "grad_logits_dtype");
+    desc.n_ids = (int32_t)ffi_int(&args, "n_ids");
+    desc.n_top = (int32_t)ffi_int(&args, "n_top");
     desc.comm = (const struct ll_comm *)(intptr_t)ffi_int(&args, "comm"); /* NOLINT */
     desc.loss = &loss;
     if (args.failed) return -1;
 
     ffi_plan *plan = malloc(sizeof *plan);
     if (!plan) return ffi_fail(LL_STATUS_MEMORY, "plan_create: no memory for the plan");
-    *plan = (ffi_plan){.device = device, .v_total = desc.v_total};
+    *plan = (ffi_plan){.device = device, .v_total = desc.v_total, .n_top = desc.n_top};
     const ll_status status = ll_plan_create(&desc, &plan->plan);
     if (status != LL_STATUS_OK) {
         free(plan);
         return ffi_fail_last(status);
     }
-    give_int((int64_t)(intptr_t)plan, result);
+    ffi_give_int((int64_t)(intptr_t)plan, result);
     return 0;
 }
 
@@ -103,7 +99,7 @@ FFI_EXPORT int __tvm_ffi_plan_workspace(void *self, const TVMFFIAny *at, int32_t
     size_t bytes;
     const ll_status status = ll_plan_workspace(plan->plan, (ll_pass)pass, &bytes);
     if (status != LL_STATUS_OK) return ffi_fail_last(status);
-    give_int((int64_t)bytes, result);
+    ffi_give_int((int64_t)bytes, result);
     return 0;
 }
 
@@ -143,7 +139,7 @@ FFI_EXPORT int __tvm_ffi_kernel_count(void *self, const TVMFFIAny *at, int32_t n
     if (!ffi_args_begin(&args, "kernel_count", at, n, 0)) return -1;
     int32_t count = 0;
     while (ll_kernel_get(count, &info) == LL_STATUS_OK) count++;
-    give_int(count, result);
+    ffi_give_int(count, result);
     return 0;
 }
 

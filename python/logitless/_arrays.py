@@ -35,7 +35,7 @@ class Arrays(NamedTuple):
     device_id: int
     stream: int  # of a GPU, as an integer; -1 on a CPU
     empty: Callable[[Any, str], Any]  # (shape, dtype's name)
-    full: Callable[[float, str], Any]  # (value, dtype's name): an array of one element
+    full: Callable[[Any, float, str], Any]  # (shape, value, dtype's name)
     guard: Callable[[], Any]  # context in which x's device is the current one
     give: Callable[[Any], Any]  # made by `empty` -> what the caller gets
 
@@ -49,7 +49,7 @@ def _numpy(np: Any, device: tuple[int, int], give: Callable[[Any], Any] = _same)
         *device,
         -1,
         lambda shape, dtype: np.empty(shape, dtype),
-        lambda value, dtype: np.full((), value, dtype),
+        lambda shape, value, dtype: np.full(shape, value, dtype),
         nullcontext,
         give,
     )
@@ -61,7 +61,7 @@ def _torch(torch: Any, x: Any, device: tuple[int, int]) -> Arrays:
         *device,
         torch.cuda.current_stream(x.device).cuda_stream if cuda else -1,
         lambda shape, dtype: torch.empty(shape, dtype=getattr(torch, dtype), device=x.device),
-        lambda value, dtype: torch.full((), value, dtype=getattr(torch, dtype), device=x.device),
+        lambda shape, value, dtype: torch.full(shape, value, dtype=getattr(torch, dtype), device=x.device),
         (lambda: torch.cuda.device(x.device)) if cuda else nullcontext,
         _same,
     )
@@ -75,13 +75,21 @@ def _cupy(cupy: Any, device: tuple[int, int]) -> Arrays:
         with guard():
             return cupy.empty(shape, dtype)
 
-    def full(value: float, dtype: str) -> Any:
+    def full(shape: Any, value: float, dtype: str) -> Any:
         with guard():
-            return cupy.full((), value, dtype)
+            return cupy.full(shape, value, dtype)
 
     with guard():
         stream = cupy.cuda.get_current_stream().ptr
     return Arrays(*device, stream, empty, full, guard, _same)
+
+
+def dtype_code(x: Any) -> int:
+    """The ll_dtype of an array of f32, bf16 or f16."""
+    name = str(x.dtype).rpartition(".")[2]
+    if name not in _ffi.DTYPES:
+        raise _ffi.ArgumentError(f"logitless: an array of {name}, want float32, bfloat16 or float16")
+    return _ffi.DTYPES[name]
 
 
 def arrays_of(x: Any) -> Arrays:

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ _module = _load()  # kept: unloading it would leave the functions below without 
 forward = _module.linear_ce_forward
 backward = _module.linear_ce_backward
 forward_backward = _module.linear_ce_forward_backward
+run = _module.run  # a prepared call, with the addresses of its operands
 ce_forward = _module.ce_forward
 ce_backward = _module.ce_backward
 ce_forward_backward = _module.ce_forward_backward
@@ -103,6 +104,8 @@ class PlanDesc(NamedTuple):
     op: int = 0  # LINEAR_CE or CE
     logits_dtype: int = 0
     grad_logits_dtype: int = 0
+    n_ids: int = 0
+    n_top: int = 0
 
 
 _alive: weakref.WeakSet[Plan] = weakref.WeakSet()
@@ -131,6 +134,10 @@ class Plan:
         if handle and _module is not None:
             _module.plan_destroy(handle)
 
+    def prepare(self, op: int, which: int, flags: int, operands: Sequence[Any]) -> Prepared:
+        """The pass ``which`` over tensors like these, to be run with the addresses of others."""
+        return Prepared(self, _module.prepare(op, which, self.handle, flags, *operands))
+
     @property
     def numerics(self) -> str:
         """Id of the arithmetic: equal ids on equal inputs give equal bits."""
@@ -139,6 +146,23 @@ class Plan:
     def describe(self) -> str:
         """What was asked and chosen, and why better kernels refused."""
         return _module.plan_describe(self.handle)
+
+
+class Prepared:
+    """A call that :func:`run` repeats: ``run(handle, stream, n_tokens, workspace, its bytes, *addresses)``.
+
+    One address for each operand that was no None when it was prepared. The memory there has the dtypes, strides, sizes
+    and device of those tensors, but for the number of tokens: only the caller can know.
+    """
+
+    __slots__ = ("plan", "handle")
+
+    def __init__(self, plan: Plan, handle: int) -> None:
+        self.plan, self.handle = plan, handle  # the plan lives as long as this
+
+    def __del__(self) -> None:
+        if _module is not None:
+            _module.prepared_destroy(self.handle)
 
 
 def round_up_tokens(n: int) -> int:
@@ -154,13 +178,17 @@ _caches: weakref.WeakSet[PlanCache] = weakref.WeakSet()
 class PlanCache:
     """The plans used last, at most ``limit``; safe to use from any thread.
 
-    A plan that leaves the cache is destroyed when no call uses it any more.
+    A plan that leaves the cache is destroyed when no call uses it any more. ``calls`` is for what is made from plans:
+    it is emptied whenever a plan goes, so a plan that is used through it alone comes to :meth:`get` again and stays.
     """
+
+    _CALLS = 1024  # more than a program has kinds of calls, but for those that grow without bound (row strides)
 
     def __init__(self, limit: int = 32) -> None:
         self.limit = limit
         _caches.add(self)
         self._plans: OrderedDict[Hashable, Plan] = OrderedDict()
+        self.calls: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Plan]) -> Plan:
@@ -171,9 +199,18 @@ class PlanCache:
                 self._plans.move_to_end(key)
                 return plan
             plan = self._plans[key] = make()
-            dropped = self._plans.popitem(last=False)[1] if len(self._plans) > self.limit else None
+            dropped: list[Any] = []
+            if len(self._plans) > self.limit:
+                dropped = [self._plans.popitem(last=False)[1], *self.calls.values()]
+                self.calls.clear()
         del dropped  # outside the lock: destroying joins threads
         return plan
+
+    def keep(self, key: Hashable, call: Any) -> None:
+        """Puts a call made from one of these plans under ``key``."""
+        if len(self.calls) >= self._CALLS:
+            self.calls.clear()
+        self.calls[key] = call
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -184,13 +221,17 @@ class PlanCache:
     def drop(self, key: Hashable) -> None:
         """Forgets the plan of ``key`` if there is one."""
         with self._lock:
-            plan = self._plans.pop(key, None)
-        del plan
+            dropped = [self._plans.pop(key, None), *self.calls.values()]
+            self.calls.clear()
+        del dropped
 
     def clear(self) -> None:
         """Forgets all plans; their worker threads end."""
         with self._lock:
+            dropped = [*self._plans.values(), *self.calls.values()]
             self._plans.clear()
+            self.calls.clear()
+        del dropped
 
 
 plans = PlanCache()
@@ -205,6 +246,7 @@ def _after_fork() -> None:
         plan.handle = 0
     for cache in list(_caches):
         cache._plans.clear()
+        cache.calls.clear()
         cache._lock = threading.Lock()  # another thread of the parent may have held it
 
 

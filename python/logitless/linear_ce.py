@@ -7,9 +7,7 @@ from numbers import Real
 from typing import Any, NamedTuple, Optional
 
 from . import _ffi
-from ._arrays import Arrays, arrays_of, readable
-
-_DTYPE_NAMES = {"float32": 1, "bfloat16": 2, "float16": 3}  # ll_dtype
+from ._arrays import Arrays, arrays_of, dtype_code, readable
 
 
 class Sums(NamedTuple):
@@ -213,9 +211,9 @@ class LinearCE:
             0,
             w.shape[0],
             w.shape[0] if self._vocab_size is None else self._vocab_size,
-            _dtype(x),
-            _dtype(w),
-            0 if bias is None else _dtype(bias),
+            dtype_code(x),
+            dtype_code(w),
+            0 if bias is None else dtype_code(bias),
             1,
             1,
             0 if bias is None else 1,
@@ -253,30 +251,28 @@ class LinearCE:
 
     @staticmethod
     def _divisor(a: Arrays, normalizer: Optional[float]) -> Any:
-        return None if normalizer is None else a.full(normalizer, "float64")
+        return None if normalizer is None else a.full((), normalizer, "float64")
 
     @staticmethod
     def _upstream(a: Arrays, up: Any) -> Any:
-        return a.full(float(up), "float32") if isinstance(up, Real) else up
+        return a.full((), float(up), "float32") if isinstance(up, Real) else up
 
     @staticmethod
     def _run(
-        function: Any, which: int, a: Arrays, plan: _ffi.Plan, operands: tuple, results: tuple, rest: tuple
+        function: Any,
+        which: int,
+        a: Arrays,
+        plan: _ffi.Plan,
+        operands: tuple[Any, ...],
+        results: tuple[Any, ...],
+        rest: tuple[Any, ...],
     ) -> None:
         workspace = a.empty((plan.workspace_bytes[which] + 64,), "uint8")
         function(plan.handle, a.stream, 0, workspace, *map(readable, operands), *results, *rest)
 
     @staticmethod
-    def _give(a: Arrays, out: tuple) -> Forward:
+    def _give(a: Arrays, out: tuple[Any, ...]) -> Forward:
         loss, _, *rows, sums = out
-        return Forward(
-            *(r if r is None else a.give(r) for r in (loss, *rows)),
-            None if a.device_type != _ffi.CPU else Sums(*struct.unpack("<dddqq", bytes(sums.tolist()))),
-        )
-
-
-def _dtype(x: Any) -> int:
-    name = str(x.dtype).rpartition(".")[2]
-    if name not in _DTYPE_NAMES:
-        raise _ffi.ArgumentError(f"LinearCE: an array of {name}, want float32, bfloat16 or float16")
-    return _DTYPE_NAMES[name]
+        on_host = a.device_type == _ffi.CPU
+        read = Sums(*struct.unpack("<dddqq", bytes(sums.tolist()))) if on_host else None
+        return Forward(*(r if r is None else a.give(r) for r in (loss, *rows)))._replace(sums=read)

@@ -108,6 +108,36 @@ def test_verl(reduction, device):
         verl.linear_cross_entropy(p.x, p.w, p.target, 1.0, "avg")
 
 
+@pytest.mark.parametrize("shape", [(24,), (2, 12)])
+def test_verls_own_torch_function_agrees(shape, device):
+    """FusedLinearForPPO, what verl runs without its Triton kernel: values, gradients, temperature."""
+    spec = importlib.util.find_spec("verl")  # read from its file: importing the package wants Ray
+    if spec is None:
+        pytest.skip("verl is not installed")
+    path = Path(next(iter(spec.submodule_search_locations))) / "utils/experimental/torch_functional.py"
+    spec = importlib.util.spec_from_file_location("verl_torch_functional", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    theirs = module.FusedLinearForPPO(chunk_size=7)
+    p = Problem("f32:n24:d16:v60", device)
+    up = torch.linspace(-1, 2, 24, device=device).view(shape)
+    found = []
+    for call in (theirs, verl.linear_cross_entropy):
+        x, w = p.x.detach().view(*shape, 16).clone().requires_grad_(), p.w.detach().clone().requires_grad_()
+        logp, entropy = call(x, w, p.target.view(shape), 0.7)
+        logp, entropy = logp.view(shape), entropy.view(shape)
+        ((logp * up).sum() + (entropy * up.flip(0)).sum()).backward()
+        found.append((logp, entropy, x.grad, w.grad))
+    for a, b in zip(*found):
+        assert relative(b, a) < 1e-5
+
+
+def test_megatrons_signature_of_the_loss_over_logits():
+    """Its released function names no group: the adapter's tp_group comes after what it has."""
+    theirs = parameters_of("megatron", "core/tensor_parallel/cross_entropy.py", "vocab_parallel_cross_entropy")
+    assert list(inspect.signature(megatron.vocab_parallel_cross_entropy).parameters)[: len(theirs)] == theirs
+
+
 @pytest.mark.parametrize("scale, softcap", [(1.0, None), (0.25, None), (0.25, 3.0), (-0.5, None)])
 def test_trl(scale, softcap, device):
     p = Problem("f32:n24:d16:v60:bias", device)

@@ -20,12 +20,12 @@ from ._parallel import gather_losses, group_size, sum_of_values
 _REDUCTIONS, _BACKENDS = ("none", "sum", "mean"), ("torch", "liger", "logitless")
 
 
-def _bounds(rows: int, start: Optional[int], end: Optional[int], tp_group: Any, device: torch.device) -> dict[str, int]:
+def _bounds(rows: int, start: Optional[int], end: Optional[int], tp_group: Any, device: torch.device) -> dict[str, Any]:
     """vocab_start and vocab_size for the functions of logitless.torch; {} for equal shards. The library checks that
     shards leave no gap and do not overlap; what a rank finds wrong with its own bounds becomes an error on all."""
     if (start is None) != (end is None):
         raise ArgumentError("vocab_parallel: vocab_start_index and vocab_end_index are given together or not at all")
-    if start is None:
+    if start is None or end is None:
         return {}
     total, wrong = end, end - start != rows
     if group_size(tp_group) > 1:
@@ -167,7 +167,7 @@ class VocabParallelCausalLMLoss:
         self.tp_group, self.sp_group, self.ignore_index, self.backend = tp_group, sp_group, ignore_index, backend
         self.vocab_start_index, self.vocab_end_index = vocab_start_index, vocab_end_index
         self._key: Any = None
-        self._bounds: dict[str, int] = {}
+        self._bounds: dict[str, Any] = {}
 
     def __call__(
         self,
@@ -183,7 +183,8 @@ class VocabParallelCausalLMLoss:
 
         vocab_size is not looked at: the shards say how large the vocabulary is.
         """
-        if labels is None and shift_labels is None:
+        target = labels if shift_labels is None else shift_labels
+        if target is None:
             raise ArgumentError("VocabParallelCausalLMLoss: labels or shift_labels must be given")
         key = (self.tp_group, logits.shape[-1], self.vocab_start_index, self.vocab_end_index)
         if self._key is None:
@@ -195,7 +196,6 @@ class VocabParallelCausalLMLoss:
             raise RuntimeError(
                 "VocabParallelCausalLMLoss: the shard changed after the first call; make an instance for each"
             )
-        target = labels if shift_labels is None else shift_labels
         whole = self.sp_group is None and num_items_in_batch is None
         loss = cross_entropy(
             logits,

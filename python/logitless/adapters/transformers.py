@@ -123,7 +123,7 @@ def unfuse_lm_head(model: Any) -> Any:
     return model
 
 
-def _by_name(names: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _by_name(names: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     bound = names.bind_partial(*args, **kwargs).arguments
     extra = next((n for n, p in names.parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     return {**bound, **bound.pop(extra, {})} if extra else dict(bound)

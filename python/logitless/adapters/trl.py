@@ -64,8 +64,9 @@ class ChunkedLogProb:
 
 def use_in_trl() -> Any:
     """Replaces the fused head of TRL's trainers; returns what was there, to put back. Refuses a TRL that has none."""
-    from trl.trainer import utils
+    import importlib
 
+    utils: Any = importlib.import_module("trl.trainer.utils")
     if not hasattr(utils, "_ChunkedLogProbFunction"):
         import trl
 

@@ -40,7 +40,7 @@ def linear_cross_entropy(
         )
     if hidden_grad == "part":
         hidden = share_of_gradient(hidden, dist_process_group)
-    logp, entropy = linear_logp(
+    out = linear_logp(
         hidden.reshape(-1, hidden.shape[-1]),
         weight,
         labels.reshape(-1),
@@ -49,6 +49,8 @@ def linear_cross_entropy(
         entropy=True,
         group=dist_process_group,
     )
+    logp, entropy = out.logp, out.entropy
+    assert entropy is not None
     if reduction.lower() == "sum":
         logp = logp.sum()
     elif reduction.lower() == "mean":

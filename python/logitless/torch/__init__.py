@@ -2,7 +2,7 @@
 
 from ._common import CrossEntropyOutput
 from .functional import LogProbs, linear_cross_entropy, linear_logp
-from .logits import cross_entropy, vocab_parallel_cross_entropy
+from .logits import LogpOf, TopLogp, cross_entropy, logp_of, top_logp, vocab_parallel_cross_entropy
 from .modules import CrossEntropyLoss, LinearCrossEntropyLoss, LinearLogProbs
 
 __all__ = [
@@ -11,8 +11,12 @@ __all__ = [
     "LinearCrossEntropyLoss",
     "LinearLogProbs",
     "LogProbs",
+    "LogpOf",
+    "TopLogp",
     "cross_entropy",
     "linear_cross_entropy",
     "linear_logp",
+    "logp_of",
+    "top_logp",
     "vocab_parallel_cross_entropy",
 ]

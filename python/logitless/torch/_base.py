@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -53,14 +55,33 @@ def dtype_of(t: Tensor) -> int:
     return _DTYPES[t.dtype]
 
 
-def rows_of(t: Tensor) -> Tensor:
-    """t itself where the library takes its strides (unit column stride, rows that do not overlap), else a copy."""
+def in_rows(t: Tensor) -> bool:
+    """Whether the library takes the strides of a matrix: unit column stride, rows that do not overlap."""
     if t.shape[0] <= 1 or t.shape[1] <= 1:
-        return t.contiguous()
-    return t if t.stride(1) == 1 and t.stride(0) >= t.shape[1] else t.contiguous()
+        return t.is_contiguous()
+    return t.stride(1) == 1 and t.stride(0) >= t.shape[1]
+
+
+def rows_of(t: Tensor) -> Tensor:
+    """t itself where the library takes its strides, else a copy."""
+    return t if in_rows(t) else t.contiguous()
+
+
+def as_rows(t: Tensor) -> Tensor:
+    """t without a lazy negation; as [rows, columns] unless it is contiguous."""
+    if t.is_neg():
+        t = t.resolve_neg()
+    return t if t.dim() == 2 or t.is_contiguous() else t.reshape(-1, t.shape[-1])
+
+
+def layout(t: Tensor) -> Any:
+    """What the library needs to know of a tensor's strides."""
+    return t.is_contiguous() or t.stride()
 
 
 def vector(t: Optional[Tensor]) -> Optional[Tensor]:
+    if t is not None and t.is_neg():
+        t = t.resolve_neg()
     return t if t is None or t.stride(0) >= 1 else t.contiguous()
 
 
@@ -68,46 +89,191 @@ def packed(t: Optional[Tensor]) -> Optional[Tensor]:
     return None if t is None else t.contiguous()
 
 
-def stream_of(x: Tensor) -> int:
-    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else -1
+def signature(t: Optional[Tensor]) -> Any:
+    """What a call of one kind and another have alike in an operand that is a vector or a matrix of fixed size."""
+    if t is None:
+        return None
+    return type(t), t.dtype, t.shape, t.stride(), t.get_device(), t.requires_grad, t.is_neg()
 
 
-def workspace(x: Tensor, plan: _ffi.Plan, which: int) -> Tensor:
-    return torch.empty(plan.workspace_bytes[which] + 64, dtype=torch.uint8, device=x.device)
+def weights_signature(t: Optional[Tensor], n_tokens: int = -1) -> Any:
+    """The same of class weights; with ``n_tokens`` of token weights, whose size is that of the batch or an error."""
+    if t is None:
+        return None
+    n = t.numel()
+    return type(t), t.dtype, t.is_contiguous(), t.get_device(), n if n_tokens < 0 else n == n_tokens
 
 
-def callable_with_tensors(function: Any) -> Any:
-    """function, or what makes older torch's tensors fit it: they go through __dlpack__, which refuses those that
-    require a gradient."""
-    if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
-        return function
-    return lambda *args: function(*(a.detach() if isinstance(a, Tensor) else a for a in args))
+def check_rows(x: Tensor, target: Tensor) -> None:
+    """Beyond here one number says how many rows there are."""
+    if x.numel() != target.numel() * x.shape[-1]:
+        raise _ffi.ArgumentError(f"logitless: target is {list(target.shape)}, want one id for each of {list(x.shape)}")
 
 
-def new_results(x: Tensor, o: Options) -> tuple[Optional[Tensor], ...]:
-    """For the rows of x: loss; rows [3, n], which are nll, lse and lse_lo; entropy, z_loss, argmax, the counter, None
-    where not wanted."""
-    n, f32, device = x.shape[0], torch.float32, x.device
-    loss = torch.empty((n,) if o.reduction == _ffi.NONE else (), dtype=f32, device=device)
-    rows = torch.empty((3, n), dtype=f32, device=device)
-    if not o.outputs:
+def bucket(n_tokens: int) -> int:
+    """Numbers of tokens that have a plan in common (`_ffi.round_up_tokens`) or smaller classes of them, cheaply."""
+    return (n_tokens - 1).bit_length() if n_tokens <= 4096 else -n_tokens >> 12
+
+
+# What torch.compile's generated code allocates with: (size, stride, dtype) on a CPU or the current GPU, half the time
+# of torch.empty. Not of torch's public interface, so it may be missing.
+_guards = getattr(torch._C._dynamo, "guards", None)
+_EMPTY_CPU = getattr(_guards, "_empty_strided_cpu", None)
+_EMPTY_CUDA = getattr(_guards, "_empty_strided_cuda", None)
+
+
+# Bound once: looking a name up in a module of a module takes longer than these calls.
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+
+
+def allocator(index: int) -> Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]:
+    """empty_strided(size, stride, dtype) on the CPU (-1) or a GPU; sizes and strides are tuples."""
+    if index < 0:
+        if _EMPTY_CPU is not None:
+            return _EMPTY_CPU
+    elif _EMPTY_CUDA is not None and _current_device() == index:
+        return _EMPTY_CUDA
+    device = torch.device("cpu") if index < 0 else torch.device("cuda", index)
+    return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def gradient_of(t: Optional[Tensor], frozen: int = 0) -> Any:
+    """Contiguous memory for the gradient of t, None where there is none."""
+    if t is None or frozen:
+        return None
+    return torch.empty_like(t, memory_format=torch.contiguous_format) if not t.is_contiguous() else torch.empty_like(t)
+
+
+_ones: dict[int, Tensor] = {}
+
+
+def one_on(index: int) -> Tensor:
+    """The upstream 1 of a gradient formed in one pass. Kept for good: no stream's work may find its memory reused."""
+    one = _ones.get(index)
+    if one is None:  # copied from the host, which waits: streams other than this one may read it at once
+        device = "cpu" if index < 0 else f"cuda:{index}"
+        one = _ones[index] = torch.tensor(1.0, dtype=torch.float32).to(device)
+    return one
+
+
+_SMALL = 4 << 20
+
+
+class _Spaces(threading.local):
+    """Small workspaces that are kept, one for each thread and device, for calls on the device's default stream.
+
+    What a thread queues on one stream comes in order, so a call finds its workspace free. That stream is never captured
+    in a graph and never destroyed; other streams, and groups, whose operations come back to Python in the middle of a
+    call, get memory of their own.
+    """
+
+    def __init__(self) -> None:
+        self.by_device: dict[int, int] = {}  # addresses
+        self._held: list[Tensor] = []
+
+    def new(self, index: int) -> int:
+        space = torch.empty(_SMALL, dtype=torch.uint8, device="cpu" if index < 0 else f"cuda:{index}")
+        self._held.append(space)
+        self.by_device[index] = space.data_ptr()
+        return self.by_device[index]
+
+
+_spaces = _Spaces()
+
+
+class Kind:
+    """A kind of call: plan, options and the passes prepared so far, for operands that are alike but for their memory
+    and the number of tokens (at most the plan's). What the two operations add is their own."""
+
+    __slots__ = ("plan", "options", "index", "copies_x", "copies_w", "one_pass", "passes", "n_hidden")
+    op: int
+
+    def __init__(self, plan: _ffi.Plan, options: Options, x: Tensor, w: Optional[Tensor], one_pass: bool) -> None:
+        self.plan, self.options, self.one_pass = plan, options, one_pass
+        self.index = x.get_device() if x.is_cuda else -1
+        self.n_hidden = x.shape[-1]
+        self.copies_x = not x.is_contiguous() and not in_rows(x)
+        self.copies_w = w is not None and not in_rows(w)
+        self.passes: dict[Hashable, _ffi.Prepared] = {}
+
+    def execute(
+        self,
+        which: int,
+        flags: int,
+        n_tokens: int,
+        new: Callable[..., Tensor],
+        places: tuple[int, ...],
+        operands: tuple[Optional[Tensor], ...],
+        given: Hashable,
+    ) -> None:
+        """Queues a pass, or does it on a CPU. ``places`` of the operands in the library's table, ascending; ``given``
+        tells calls apart that differ in which operands are there."""
+        prepared = self.passes.get(given)
+        if prepared is None:
+            prepared = self.passes[given] = _prepare(self.plan, self.op, which, flags, places, operands)
+        size = self.plan.workspace_bytes[which] + 64
+        stream = _current_stream(self.index) if self.index >= 0 else 0
+        if stream == 0 and size <= _SMALL and not self.options.group:
+            space = _spaces.by_device.get(self.index) or _spaces.new(self.index)
+        else:
+            memory = new((size,), (1,), torch.uint8)
+            space = memory.data_ptr()
+        addresses = [t.data_ptr() for t in operands if t is not None]
+        _ffi.run(prepared.handle, stream, n_tokens, space, size, *addresses)
+
+
+# Operands that the library sees as matrices and as vectors, by their places in the tables of python/ffi, and how many
+# operands there are.
+_MATRICES = {_ffi.LINEAR_CE: (0, 1, 20, 21), _ffi.CE: (0, 18, 21)}
+_VECTORS = {_ffi.LINEAR_CE: (2, 3, 22), _ffi.CE: (1,)}
+_COUNTS = {_ffi.LINEAR_CE: 24, _ffi.CE: 26}
+
+
+def _prepare(
+    plan: _ffi.Plan, op: int, which: int, flags: int, places: tuple[int, ...], operands: tuple[Optional[Tensor], ...]
+) -> _ffi.Prepared:
+    table: list[Optional[Tensor]] = [None] * _COUNTS[op]
+    for place, t in zip(places, operands):
+        if t is None:
+            continue
+        # Detached: tensors of older torch go through __dlpack__, which refuses those that require a gradient.
+        t = t.detach()
+        if place in _MATRICES[op] and t.dim() != 2:
+            t = t.view(t.numel() // t.shape[-1], t.shape[-1])
+        elif place in _VECTORS[op] and t.dim() != 1:
+            t = t.view(t.numel())
+        table[place] = t
+    return plan.prepare(op, which, flags, table)
+
+
+def new_results(
+    new: Callable[..., Tensor], target: Tensor, n: int, o: Options, keep: bool
+) -> tuple[Optional[Tensor], ...]:
+    """For a target of n tokens: loss; rows [3, n], which are nll, lse and lse_lo, for a backward (``keep``) or lse;
+    entropy, z_loss, argmax, the counter; None where not wanted."""
+    f32, outputs = torch.float32, o.outputs
+    rows = new((3, n), (n, 1), f32) if keep or outputs & LSE else None
+    if o.reduction != _ffi.NONE and not outputs:
+        return new((), (), f32), rows, None, None, None, None
+    shape, strides = tuple(target.shape), target.stride()  # contiguous
+    loss = new(shape, strides, f32) if o.reduction == _ffi.NONE else new((), (), f32)
+    if not outputs:
         return loss, rows, None, None, None, None
-    entropy = torch.empty(n, dtype=f32, device=device) if o.outputs & ENTROPY else None
-    z_loss = torch.empty(n, dtype=f32, device=device) if o.outputs & Z_LOSS else None
-    argmax = torch.empty(n, dtype=torch.int64, device=device) if o.outputs & ARGMAX else None
-    bad = torch.zeros(1, dtype=torch.int64, device=device) if o.outputs & BAD_TARGETS else None
+    entropy = new(shape, strides, f32) if outputs & ENTROPY else None
+    z_loss = new(shape, strides, f32) if outputs & Z_LOSS else None
+    argmax = new(shape, strides, torch.int64) if outputs & ARGMAX else None
+    bad = new((1,), (1,), torch.int64).zero_() if outputs & BAD_TARGETS else None
     return loss, rows, entropy, z_loss, argmax, bad
 
 
-def passed(results: tuple[Optional[Tensor], ...]) -> tuple[Optional[Tensor], ...]:
-    """Results in the order of the library's operands from loss to argmax."""
-    loss, rows, entropy, z_loss, argmax, _ = results
-    return loss, rows, None, None, None, entropy, z_loss, argmax
-
-
-def finished(results: tuple[Optional[Tensor], ...], o: Options) -> tuple[Optional[Tensor], ...]:
+def finished(results: tuple[Optional[Tensor], ...], target: Tensor, o: Options) -> tuple[Optional[Tensor], ...]:
     """loss, rows, lse, entropy, z_loss, argmax, bad_targets: lse is a copy, because rows are saved for the backward."""
-    return *results[:2], results[1][1].clone() if o.outputs & LSE else None, *results[2:]
+    loss, rows, *more = results
+    lse = rows[1].reshape(target.shape).clone() if o.outputs & LSE and rows is not None else None
+    return loss, rows, lse, *more
 
 
 def fake_results(x: Tensor, o: Options) -> tuple[Tensor, ...]:
@@ -162,12 +328,11 @@ def register(schema: str, run: Any, fake: Any, backward: Any = None, setup: Any 
         torch.library.register_autograd(f"logitless::{name}", backward, setup_context=setup, lib=library)
 
 
+def watched() -> bool:
+    """True where modes or torch.func watch or replace operations."""
+    return _dispatch_modes() > 0 or _transforms() is not None
+
+
 def needs_operators(x: Tensor, w: Tensor) -> bool:
     """True where something watches or replaces operations: compilation, subclasses of Tensor, modes, torch.func."""
-    return (
-        torch.compiler.is_compiling()
-        or type(x) not in _PLAIN
-        or type(w) not in _PLAIN
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    return torch.compiler.is_compiling() or type(x) not in _PLAIN or type(w) not in _PLAIN or watched()

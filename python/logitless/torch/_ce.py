@@ -1,4 +1,4 @@
-"""ce, the loss over logits that the caller has, on torch tensors: as py, which has what the two share.
+"""ce, the loss over logits that the caller has, on torch tensors: as _linear_ce.py, which has what the two share.
 
 The gradient may take the logits' place: the backward (of "one_pass" already the forward) writes it over them. A few
 bytes on the host, `state`, know whether the logits are still there, and the library refuses a pass that would read
@@ -7,6 +7,7 @@ what is gone.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any, Optional
 
@@ -20,45 +21,54 @@ from ._base import (
     FROZEN_ALL,
     LSE,
     SCHEMA_OPTIONS,
+    Kind,
     Options,
-    callable_with_tensors,
+    allocator,
+    as_rows,
+    bucket,
+    check_rows,
     dtype_of,
     fake_results,
     filled,
     finished,
+    gradient_of,
+    layout,
     needs_operators,
     new_results,
+    one_on,
     operator,
     packed,
-    passed,
     register,
-    rows_of,
-    stream_of,
-    vector,
-    workspace,
+    weights_signature,
 )
 from ._comm import communicator
 
 N_TENSORS = 5  # of a forward, before its options
 _STATE_BYTES = 32  # sizeof(ll_ce_state)
-_forward, _backward, _forward_backward = map(
-    callable_with_tensors, (_ffi.ce_forward, _ffi.ce_backward, _ffi.ce_forward_backward)
-)
+# Places of the operands of a pass in the library's table (python/ffi/ce.c).
+_PLACES_FORWARD = (0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 19, 20)
+_PLACES_FORWARD_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 14, 18, 19, 20)
+_PLACES_BACKWARD = (0, 1, 2, 3, 4, 6, 10, 14, 16, 17, 18, 19)
 
 
-def _plan(logits: Tensor, o: Options) -> _ffi.Plan:
-    n_tokens = _ffi.round_up_tokens(logits.shape[0])
+# ---- Plans and kinds of calls -----------------------------------------------------------------------------------
+
+
+def plan_of(logits: Tensor, n: int, o: Options, n_ids: int = 0, n_top: int = 0) -> _ffi.Plan:
+    n_tokens = _ffi.round_up_tokens(n)
     threads = 0 if logits.is_cuda else torch.get_num_threads()
-    group = communicator(o.group) if o.group else None
+    group = communicator(o.group, logits.get_device()) if o.group else None
     key = (
         "ce",
         n_tokens,
-        logits.shape[1],
+        logits.shape[-1],
         logits.dtype,
         logits.get_device(),
         threads,
         o[:11],
         o.workspace_budget_bytes,
+        n_ids,
+        n_top,
     )
 
     def make() -> _ffi.Plan:
@@ -68,7 +78,7 @@ def _plan(logits: Tensor, o: Options) -> _ffi.Plan:
             n_tokens,
             0,
             o.v_begin,
-            logits.shape[1],
+            logits.shape[-1],
             o.v_total,
             0,
             0,
@@ -83,6 +93,8 @@ def _plan(logits: Tensor, o: Options) -> _ffi.Plan:
             _ffi.CE,
             dtype_of(logits),
             0,
+            n_ids,
+            n_top,
         )
         with torch.cuda.device(logits.device) if logits.is_cuda else nullcontext():
             return _ffi.Plan(desc, group)
@@ -90,63 +102,209 @@ def _plan(logits: Tensor, o: Options) -> _ffi.Plan:
     return _ffi.plans.get(key, make) if group is None else group.plan(key, make)
 
 
-def forward(
+def kind_of(
     logits: Tensor,
     target: Tensor,
     class_weight: Optional[Tensor],
     token_weight: Optional[Tensor],
-    divisor: Optional[Tensor],
     o: Options,
-    grad_logits: Optional[Tensor] = None,
-    state: Optional[Tensor] = None,
-) -> tuple[Optional[Tensor], ...]:
-    """Seven results as those of _linear_ce.forward; with ``grad_logits`` the gradient for an upstream of 1 is written
-    there."""
-    results = new_results(logits, o)
-    if logits.shape[0] == 0 and o.reduction == _ffi.NONE:
-        return finished(results, o)
-    plan = _plan(logits, o)
-    operands = (logits, vector(target), packed(class_weight), packed(token_weight), divisor)
-    counter = results[5] if logits.is_cuda else None
-    if grad_logits is None:
-        space = workspace(logits, plan, _ffi.FORWARD)
-        none = (None,) * 6  # sums, upstreams, gradient
-        _forward(plan.handle, stream_of(logits), 0, space, *operands, *passed(results), *none, state, counter)
-    else:
-        ups = (torch.ones((), dtype=torch.float32, device=logits.device), None, None, None)
-        flags, space = int(grad_logits is logits), workspace(logits, plan, _ffi.FORWARD_BACKWARD)
-        out = (grad_logits, state, counter)
-        _forward_backward(plan.handle, stream_of(logits), flags, space, *operands, *passed(results), None, *ups, *out)
-    return finished(results, o)
+    one_pass: bool = False,
+    in_place: bool = False,
+) -> LogitsKind:
+    """The kind of a call with such operands: logits contiguous or in two dimensions, the rest contiguous. Collective
+    in a group: the ranks meet."""
+    key: Hashable = (
+        "ce",
+        bucket(target.numel()),
+        (logits.dtype, logits.shape[-1], layout(logits), logits.get_device()),
+        (target.dtype, target.get_device()),
+        weights_signature(class_weight),
+        weights_signature(token_weight, target.numel()),
+        torch.get_num_threads(),
+        o,
+        one_pass,
+        in_place,
+    )
+    cache = communicator(o.group, logits.get_device()).plans if o.group else _ffi.plans
+    plan = plan_of(logits, target.numel(), o) if o.group else None
+    kind = cache.calls.get(key)
+    if kind is None or (plan is not None and kind.plan is not plan):
+        kind = LogitsKind(plan or plan_of(logits, target.numel(), o), o, logits, None, one_pass)
+        kind.in_place = in_place
+        cache.keep(key, kind)
+    return kind
 
 
-def backward(
-    up_loss: Optional[Tensor],
-    up_lse: Optional[Tensor],
-    up_entropy: Optional[Tensor],
-    logits: Tensor,
-    target: Tensor,
-    class_weight: Optional[Tensor],
-    token_weight: Optional[Tensor],
-    divisor: Optional[Tensor],
-    rows: Tensor,
-    entropy: Optional[Tensor],
-    o: Options,
-    state: Optional[Tensor] = None,
-) -> Tensor:
-    """The gradient of the logits; over them where ``state`` is given."""
-    grad = torch.empty_like(logits, memory_format=torch.contiguous_format) if state is None else logits
-    if logits.shape[0] == 0:
+# ---- The passes -------------------------------------------------------------------------------------------------
+
+
+class LogitsKind(Kind):
+    """The passes of ce for a kind of call."""
+
+    __slots__ = ("in_place",)
+    op = _ffi.CE
+    in_place: bool
+
+    def forward(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        class_weight: Optional[Tensor],
+        token_weight: Optional[Tensor],
+        divisor: Optional[Tensor],
+        state: Optional[Tensor] = None,
+        keep: bool = True,
+    ) -> tuple[Optional[Tensor], ...]:
+        """Seven results, None where not wanted; of one pass eight, the last the gradient for an upstream of 1, over the
+        logits where the kind is in place. ``state``: the bytes that know whether the logits are still there."""
+        o, n, new = self.options, target.numel(), allocator(self.index)
+        results = new_results(new, target, n, o, keep)
+        grad = None
+        if self.one_pass:
+            grad = logits if self.in_place else gradient_of(logits)
+        if n == 0 and o.reduction == _ffi.NONE:
+            return finished(results, target, o)
+        loss, rows, entropy, z_loss, argmax, bad = results
+        counter = bad if self.index >= 0 else None
+        common = (
+            *(logits.contiguous() if self.copies_x else logits, target, class_weight, token_weight, divisor),
+            *(loss, rows, entropy, z_loss, argmax),
+        )
+        given = divisor is None, state is None, self.one_pass, keep
+        if not self.one_pass:
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, (*common, state, counter), given)
+            return finished(results, target, o)
+        operands = (*common, one_on(self.index), grad, state, counter)
+        self.execute(_ffi.FORWARD_BACKWARD, int(self.in_place), n, new, _PLACES_FORWARD_BACKWARD, operands, given)
+        return *finished(results, target, o), grad
+
+    def backward(
+        self,
+        up_loss: Optional[Tensor],
+        up_lse: Optional[Tensor],
+        up_entropy: Optional[Tensor],
+        logits: Tensor,
+        target: Tensor,
+        class_weight: Optional[Tensor],
+        token_weight: Optional[Tensor],
+        divisor: Optional[Tensor],
+        rows: Tensor,
+        entropy: Optional[Tensor],
+        state: Optional[Tensor] = None,
+    ) -> Tensor:
+        """The gradient of the logits; over them where ``state`` is given."""
+        n, new = target.numel(), allocator(self.index)
+        grad = gradient_of(logits) if state is None else logits
+        if n == 0:
+            return grad
+        up_loss, up_lse, up_entropy = packed(up_loss), packed(up_lse), packed(up_entropy)
+        operands = (
+            *(logits.contiguous() if self.copies_x else logits, target, class_weight, token_weight, divisor),
+            *(rows, entropy, up_loss, up_lse, up_entropy, grad, state),
+        )
+        given = divisor is None, entropy is None, up_loss is None, up_lse is None, up_entropy is None, state is None
+        self.execute(_ffi.BACKWARD, int(state is not None), n, new, _PLACES_BACKWARD, operands, given)
+        if state is not None:
+            increment_version(logits)
         return grad
-    plan = _plan(logits, o)
-    operands = (logits, vector(target), packed(class_weight), packed(token_weight), divisor)
-    results = (None, rows, None, None, None, entropy, None, None)
-    ups = (packed(up_loss), None, packed(up_lse), packed(up_entropy))
-    flags, space = int(state is not None), workspace(logits, plan, _ffi.BACKWARD)
-    _backward(plan.handle, stream_of(logits), flags, space, *operands, *results, None, *ups, grad, state, None)
-    if state is not None:
-        increment_version(logits)
-    return grad
+
+
+# ---- Log-probabilities of ids, and the top ----------------------------------------------------------------------
+
+_LOOK_UP_SCHEMA = (
+    "Tensor logits, Tensor target, Tensor? ids, int n_top, bool rank, int ignore_index, float temperature, "
+    "float softcap, SymInt v_begin, SymInt v_total, str group, int workspace_budget_bytes"
+)
+_PLACES_LOOK_UP = (0, 1, 21, 22, 23, 24, 25)
+
+
+class LookUpKind(Kind):
+    """A forward of ce for the log-probabilities of ids and the top alone."""
+
+    __slots__ = ("n_top", "rank")
+    op = _ffi.CE
+    n_top: int
+    rank: bool
+
+    def forward(self, logits: Tensor, target: Tensor, ids: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        """id_logp, id_rank, top_ids, top_logp, None where not wanted."""
+        n, k, new, f32, i64 = target.numel(), self.n_top, allocator(self.index), torch.float32, torch.int64
+        m = 0 if ids is None else ids.shape[-1]
+        id_logp = new((n, m), (m, 1), f32) if m else None
+        id_rank = new((n, m), (m, 1), i64) if m and self.rank else None
+        top_ids, top_logp = (new((n, k), (k, 1), i64), new((n, k), (k, 1), f32)) if k else (None, None)
+        if n and (m or k):
+            rows = logits.contiguous() if self.copies_x else logits
+            operands = rows, target, ids if m else None, id_logp, id_rank, top_ids, top_logp
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_LOOK_UP, operands, m)
+        return id_logp, id_rank, top_ids, top_logp
+
+
+def _look_up(
+    logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, o: Options
+) -> tuple[Optional[Tensor], ...]:
+    logits, target, _, _ = normal(logits, target, None, None)
+    ids = None if ids is None else ids.reshape(target.numel(), ids.shape[-1]).contiguous()
+    m = 0 if ids is None else ids.shape[-1]
+    key: Hashable = (
+        "look up",
+        bucket(target.numel()),
+        (logits.dtype, logits.shape[-1], layout(logits), logits.get_device()),
+        (target.dtype, target.get_device()),
+        None if ids is None else (m, ids.dtype, ids.get_device()),
+        (n_top, rank, torch.get_num_threads(), o),
+    )
+    most = 1 << (m - 1).bit_length() if m else 0  # few plans for all numbers of ids
+    cache = communicator(o.group, logits.get_device()).plans if o.group else _ffi.plans
+    plan = plan_of(logits, target.numel(), o, most, n_top) if o.group else None
+    kind = cache.calls.get(key)
+    if kind is None or (plan is not None and kind.plan is not plan):
+        kind = LookUpKind(plan or plan_of(logits, target.numel(), o, most, n_top), o, logits, None, False)
+        kind.n_top, kind.rank = n_top, rank
+        cache.keep(key, kind)
+    return kind.forward(logits, target, ids)
+
+
+def _look_up_op(logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, *rest: Any) -> Any:
+    results = _look_up(logits, target, ids, n_top, rank, _look_up_options(*rest))
+    return filled(results, logits)
+
+
+def _look_up_options(
+    ignore_index: int,
+    temperature: float,
+    softcap: float,
+    v_begin: int,
+    v_total: int,
+    group: str,
+    workspace_budget_bytes: int,
+) -> Options:
+    numbers = ignore_index, temperature, softcap, 0.0, 0.0, 0, _ffi.NONE, 0
+    return Options(*numbers, v_begin, v_total, group, FROZEN_ALL, workspace_budget_bytes, 0)
+
+
+def _look_up_fake(logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, *_: Any) -> Any:
+    n, m = logits.shape[0], 0 if ids is None else ids.shape[-1]
+    nothing = (0,)
+    return (
+        logits.new_empty((n, m) if m else nothing, dtype=torch.float32),
+        logits.new_empty((n, m) if m and rank else nothing, dtype=torch.int64 if m and rank else torch.float32),
+        logits.new_empty((n, n_top) if n_top else nothing, dtype=torch.int64 if n_top else torch.float32),
+        logits.new_empty((n, n_top) if n_top else nothing, dtype=torch.float32),
+    )
+
+
+def look_up(
+    logits: Tensor, target: Tensor, ids: Optional[Tensor], n_top: int, rank: bool, *rest: Any
+) -> tuple[Optional[Tensor], ...]:
+    """id_logp, id_rank [n, m], top_ids, top_logp [n, n_top] for logits [n, v]; None or empty where not wanted."""
+    if needs_operators(logits, target):
+        return _OP_LOOK_UP(logits, target, ids, n_top, rank, *rest)
+    return _look_up(logits, target, ids, n_top, rank, _look_up_options(*rest))
+
+
+register(f"ce_look_up({_LOOK_UP_SCHEMA}) -> (Tensor, Tensor, Tensor, Tensor)", _look_up_op, _look_up_fake)
+_OP_LOOK_UP = operator("ce_look_up")
 
 
 # ---- Autograd ---------------------------------------------------------------------------------------------------
@@ -166,40 +324,20 @@ class CE(torch.autograd.Function):
     """The loss, lse, entropy, z_loss, argmax, bad_targets. in_place and one_pass as in the function's documentation."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        class_weight: Optional[Tensor],
-        token_weight: Optional[Tensor],
-        divisor: Optional[Tensor],
-        o: Options,
-        in_place: bool,
-        one_pass: bool,
-    ) -> Any:
-        rows = rows_of(logits)
-        if in_place and rows is not logits:
-            raise _ffi.ArgumentError(
-                f"cross_entropy: in_place with logits of strides {logits.stride()}, want contiguous columns"
-            )
-        state = torch.zeros(_STATE_BYTES, dtype=torch.uint8) if in_place else None
-        grad = (
-            None
-            if not one_pass
-            else rows
-            if in_place
-            else torch.empty_like(rows, memory_format=torch.contiguous_format)
-        )
-        loss, saved, lse, entropy, z_loss, argmax, bad = forward(
-            rows, target, class_weight, token_weight, divisor, o, grad, state
-        )
-        if grad is logits:
+    def forward(ctx: Any, logits: Tensor, kind: LogitsKind, rest: tuple[Any, ...]) -> Any:
+        target, class_weight, token_weight, divisor = rest
+        state = torch.zeros(_STATE_BYTES, dtype=torch.uint8) if kind.in_place else None
+        results = kind.forward(logits, target, class_weight, token_weight, divisor, state)
+        loss, rows, lse, entropy, z_loss, argmax, bad, *kept = results
+        if kept and kind.in_place:
             increment_version(logits)
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, target, class_weight, token_weight, divisor, rows, entropy)
+        ctx.kind, ctx.state, ctx.kept = kind, state, kept[0] if kept else None
+        if not kind.options.outputs:
+            return loss
         ctx.mark_non_differentiable(*(t for t in (z_loss, argmax, bad) if t is not None))
-        ctx.save_for_backward(logits, target, class_weight, token_weight, divisor, saved, entropy)
-        ctx.options, ctx.state, ctx.kept = o, state, grad
-        return (loss, lse, entropy, z_loss, argmax, bad) if o.outputs else loss
+        return loss, lse, entropy, z_loss, argmax, bad
 
     @staticmethod
     def backward(
@@ -209,18 +347,36 @@ class CE(torch.autograd.Function):
         up_entropy: Optional[Tensor] = None,
         *_: None,
     ) -> tuple[Optional[Tensor], ...]:
-        nothing = (None,) * 7
         if not _check_backward(up_loss, up_lse, up_entropy):
-            return None, *nothing
+            return None, None, None
         kept, ctx.kept = ctx.kept, None
-        if kept is not None and up_lse is None and up_entropy is None:
-            return kept.mul_(up_loss.reshape(1)), *nothing
-        logits, *saved = ctx.saved_tensors
-        return backward(up_loss, up_lse, up_entropy, rows_of(logits), *saved, ctx.options, ctx.state), *nothing
+        if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
+            return kept.mul_(up_loss.reshape(1)), None, None
+        logits, target, class_weight, token_weight, *saved = ctx.saved_tensors
+        kind, operands = ctx.kind, (logits, target, class_weight, token_weight)
+        if kind.options.group:  # every pass of a group starts with a meeting
+            kind = kind_of(*operands, kind.options, False, kind.in_place)
+        return kind.backward(up_loss, up_lse, up_entropy, *operands, *saved, ctx.state), None, None
 
 
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
 _apply = super(torch.autograd.Function, CE).apply
+
+
+def run(
+    kind: LogitsKind,
+    logits: Tensor,
+    target: Tensor,
+    class_weight: Optional[Tensor],
+    token_weight: Optional[Tensor],
+    divisor: Optional[Tensor],
+) -> Any:
+    """The loss, or (loss, lse, entropy, z_loss, argmax, bad_targets) where more is wanted; differentiable. For plain
+    eager code and operands of that kind."""
+    if kind.options.frozen != FROZEN_ALL:
+        return _apply(logits, kind, (target, class_weight, token_weight, divisor))
+    results = kind.forward(logits, target, class_weight, token_weight, divisor, None, False)
+    return (results[0], *results[2:7]) if kind.options.outputs else results[0]
 
 
 # ---- Operators --------------------------------------------------------------------------------------------------
@@ -232,16 +388,28 @@ _SCHEMA_BACKWARD = (
 )
 
 
-def _forward_op(logits: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    return filled(forward(rows_of(logits), *args[: N_TENSORS - 1], Options(*args[N_TENSORS - 1 :])), logits)
+def normal(
+    logits: Tensor, target: Tensor, class_weight: Optional[Tensor], token_weight: Optional[Tensor]
+) -> tuple[Tensor, Tensor, Optional[Tensor], Optional[Tensor]]:
+    """Operands as `kind_of` and the passes take them."""
+    logits = as_rows(logits)
+    if logits.dim() == 2 and target.dim() != 1:
+        target = target.reshape(-1)
+    check_rows(logits, target)
+    return logits, target.contiguous(), packed(class_weight), packed(token_weight)
+
+
+def _forward_op(*args: Any) -> tuple[Tensor, ...]:
+    operands = normal(*args[:4])
+    kind = kind_of(*operands, Options(*args[N_TENSORS:]))
+    return filled(kind.forward(*operands, args[4]), args[0])
 
 
 def _backward_op(*args: Any) -> Tensor:
-    tensors = list(args[:10])
-    if tensors[9].shape[0] != tensors[3].shape[0]:
-        tensors[9] = None
-    tensors[3] = rows_of(tensors[3])
-    return backward(*tensors, Options(*args[10:]))
+    operands, (divisor, rows, entropy) = normal(*args[3:7]), args[7:10]
+    kind = kind_of(*operands, Options(*args[10:]))
+    saved = divisor, rows, entropy if entropy.shape[0] == args[3].shape[0] else None
+    return kind.backward(args[0], args[1], args[2], *operands, *saved)
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -252,7 +420,7 @@ def _backward_fake(*args: Any) -> Tensor:
     return torch.empty_like(args[3], memory_format=torch.contiguous_format)
 
 
-def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1], *output[4:])
     ctx.save_for_backward(*inputs[:5], output[1], output[3])
@@ -281,16 +449,7 @@ def ce(
     token_weight: Optional[Tensor],
     divisor: Optional[Tensor],
     o: Options,
-    in_place: bool,
-    one_pass: bool,
 ) -> Any:
-    """The loss, or (loss, lse, entropy, z_loss, argmax, bad_targets) where more is wanted; differentiable."""
-    if needs_operators(logits, logits):
-        if in_place or one_pass:
-            raise _ffi.ArgumentError("cross_entropy: in_place and mode 'one_pass' are for eager code")
-        results = _OP_FORWARD(logits, target, class_weight, token_weight, divisor, *o)
-    elif o.frozen != FROZEN_ALL:
-        return _apply(logits, target, class_weight, token_weight, divisor, o, in_place, one_pass)
-    else:
-        results = forward(rows_of(logits), target, class_weight, token_weight, divisor, o)
+    """`run` for operands of two dimensions as operators, for what watches or replaces operations."""
+    results = _OP_FORWARD(logits, target, class_weight, token_weight, divisor, *o)
     return (results[0], *results[2:7]) if o.outputs else results[0]

@@ -1,8 +1,16 @@
-"""A torch.distributed group as a communicator of the library (include/logitless/comm.h), on host memory.
+"""A torch.distributed group as a communicator of the library (include/logitless/comm.h).
 
 The struct `ll_comm` is filled with callbacks that hand each operation to the group. max_i32 and sum_i64 are all-reduces
-of integers, exact in any order. sum_f32 gathers slices and adds them in ascending ranks, because an all-reduce may
-order its additions by size and time, and the bits of grad_x must depend on the group alone.
+of integers, exact in any order. sum_f32 gives each rank a slice of all ranks' values, which it adds in ascending ranks,
+because an all-reduce may order its additions by size and time, and the bits of grad_x must depend on the group alone.
+
+    tensors of the call   the group's backend for them   where the arrays of the callbacks lie
+    on a CPU              any                            host memory
+    on a GPU              nccl                           device memory, in the order of the call's stream
+    on a GPU              another                        host memory: the library copies, and waits for the stream
+
+Ranks also exchange short records in host memory, before anything is queued on a GPU. A group whose only backend is nccl
+gets a Gloo group of the same ranks for that.
 """
 
 from __future__ import annotations
@@ -10,7 +18,8 @@ from __future__ import annotations
 import ctypes as c
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -18,7 +27,8 @@ import torch.distributed as dist
 from .. import _ffi
 
 _OK, _COMM = 0, 6  # ll_status
-_SLICE = 1 << 18  # elements of every rank that sum_f32 holds at a time
+_HOST, _DEVICE = 0, 1  # ll_comm_memory
+_PIECE = {_HOST: 1 << 20, _DEVICE: 1 << 24}  # elements that sum_f32 exchanges at a time: 4 MiB, 64 MiB
 
 _REDUCE = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p)
 _GATHER = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, c.c_size_t)
@@ -32,7 +42,7 @@ class _LlComm(c.Structure):
         ("rank", c.c_int32),
         ("size", c.c_int32),
         ("debug", c.c_int32),
-        ("reserved", c.c_int32),
+        ("memory", c.c_int32),
         ("self", c.c_void_p),
         ("max_i32", _REDUCE),
         ("sum_i64", _REDUCE),
@@ -45,20 +55,87 @@ class _LlComm(c.Structure):
     ]
 
 
-def _borrow(address: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+def _borrow_host(address: int, n: int, dtype: torch.dtype) -> torch.Tensor:
     bytes_ = (c.c_char * (n * dtype.itemsize)).from_address(address)
     return torch.frombuffer(bytes_, dtype=dtype)
+
+
+_TYPES = {torch.int32: "<i4", torch.int64: "<i8", torch.float32: "<f4"}
+
+
+class _DeviceArray:
+    """n elements of device memory, for torch.as_tensor, which takes them without a copy."""
+
+    def __init__(self, address: int, n: int, dtype: torch.dtype) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (n,),
+            "typestr": _TYPES[dtype],
+            "data": (address, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
+    """Names of a group's backends by the type of device: {"cpu": "gloo", "cuda": "nccl"}."""
+    pairs = (pair.partition(":") for pair in str(dist.get_backend_config(group)).split(","))
+    return {device: backend for device, _, backend in pairs}
+
+
+def sum_in_order(values: torch.Tensor, group: dist.ProcessGroup, piece_elems: int) -> None:
+    """values [n] f32 += those of the other ranks, added in ascending ranks: equal bits on all of them.
+
+    Twice the bytes of values go through a rank, as in a ring; three pieces are held.
+
+        all_to_all   | mine for 0 | mine for 1 | ...    ->   | 0's for me | 1's for me | ...
+        add                                                   my slice of the sum
+        all_gather                                            | 0's slice  | 1's slice  | ...
+    """
+    size = dist.get_world_size(group)
+    for piece in values.split(piece_elems):
+        slice_ = -(-piece.numel() // size)
+        mine = piece.new_zeros(size * slice_)  # the last slice may be longer than what is left
+        mine[: piece.numel()] = piece
+        parts = torch.empty_like(mine)
+        dist.all_to_all_single(parts, mine, group=group)
+        first, *others = parts.view(size, slice_).unbind(0)
+        for part in others:
+            first.add_(part)
+        dist.all_gather_into_tensor(mine, first.contiguous(), group=group)
+        piece.copy_(mine[: piece.numel()])
 
 
 _REFUSED, _NO_PLAN, _PLAN = -1, 0, 1
 
 
-class Communicator:
-    """A rank's end of a group. ``address`` is that of its ``ll_comm``."""
+_companions: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+
+def _host_group_of(group: dist.ProcessGroup) -> weakref.ref[Any]:
+    """The group itself where it has a backend for host memory, else its companion of Gloo, one for all communicators:
+    ranks that disagree on the device of a call have to meet too."""
+    if backends_of(group).get("cpu", "nccl") != "nccl":
+        return weakref.ref(group)
+    _companions[:] = [pair for pair in _companions if pair[0]() is not None and pair[1]() is not None]
+    for known, companion in _companions:
+        if known() is group:
+            return companion
+    # Collective, and done by every rank here: whoever does or refuses a call gets its communicator first.
+    ranks = dist.get_process_group_ranks(group)
+    made = weakref.ref(dist.new_group(ranks, backend="gloo", use_local_synchronization=True))
+    _companions.append((weakref.ref(group), made))
+    return made
+
+
+class Communicator:
+    """A rank's end of a group. ``address`` is that of its ``ll_comm``. ``device``: the GPU in whose memory the arrays
+    of operations lie, None for host memory."""
+
+    def __init__(self, group: dist.ProcessGroup, device: Optional[torch.device] = None) -> None:
         # Weakly: dist.destroy_process_group must end the group; one that outlives it aborts the interpreter at exit.
         self._group = weakref.ref(group)
+        self._device = device
+        self._host_group = _host_group_of(group)
         self.size = dist.get_world_size(group)
         self.plans = _ffi.PlanCache()  # only this group's: they point to the struct
         self._sentence = c.create_string_buffer(1)
@@ -67,6 +144,7 @@ class Communicator:
             struct_bytes=c.sizeof(_LlComm),
             rank=dist.get_rank(group),
             size=self.size,
+            memory=_HOST if device is None else _DEVICE,
             max_i32=_REDUCE(self._max),
             sum_i64=_REDUCE(self._sum),
             all_gather=_GATHER(self._all_gather),
@@ -76,10 +154,10 @@ class Communicator:
         )
         self.address = c.addressof(self._struct)
 
-    @property
-    def group(self) -> dist.ProcessGroup:
+    @staticmethod
+    def _alive(reference: Callable[[], Optional[dist.ProcessGroup]]) -> dist.ProcessGroup:
         """The group; None, which means the default one to torch.distributed, never comes out."""
-        group = self._group()
+        group = reference()
         if group is None:
             raise RuntimeError("the group was destroyed")
         return group
@@ -104,13 +182,19 @@ class Communicator:
 
     def _meet(self, mine: int) -> int:
         found = torch.tensor([mine], dtype=torch.int32)
-        if self._do(lambda: dist.all_reduce(found, dist.ReduceOp.MIN, group=self.group)) != _OK:
+
+        def least() -> None:
+            dist.all_reduce(found, dist.ReduceOp.MIN, group=self._alive(self._host_group))
+
+        if self._do(least) != _OK:
             raise _ffi.CommError(f"logitless: the ranks of the group did not meet: {self._sentence.value.decode()}")
         if found.item() == _REFUSED:
             raise _ffi.ArgumentError("logitless: a rank of the group refused its arguments; its own error says why")
         return int(found.item())
 
-    def _do(self, operation: Callable[[], None]) -> int:
+    # ---- What the library calls ----
+
+    def _do(self, operation: Callable[[], object]) -> int:
         if self._dead:
             return _COMM
         try:
@@ -124,34 +208,48 @@ class Communicator:
         self._dead = True
         self._sentence = c.create_string_buffer(sentence.encode()[:900])
 
-    def _reduce(self, address: int, n: int, dtype: torch.dtype, op: Any) -> int:
-        return self._do(lambda: n and dist.all_reduce(_borrow(address, n, dtype), op, group=self.group))
+    def _borrow(self, address: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+        """The library's array as a tensor, without a copy."""
+        if self._device is None:
+            return _borrow_host(address, n, dtype)
+        return torch.as_tensor(_DeviceArray(address, n, dtype), device=self._device)
 
-    def _max(self, _: Any, address: int, n: int, __: Any) -> int:
-        return self._reduce(address, n, torch.int32, dist.ReduceOp.MAX)
+    def _in_order_of(self, stream: Optional[int]) -> AbstractContextManager[Any]:
+        """torch.distributed queues behind the current stream, so the call's has to be that."""
+        if self._device is None or torch.cuda.current_stream(self._device).cuda_stream == (stream or 0):
+            return nullcontext()
+        return torch.cuda.stream(torch.cuda.ExternalStream(stream or 0, device=self._device))
 
-    def _sum(self, _: Any, address: int, n: int, __: Any) -> int:
-        return self._reduce(address, n, torch.int64, dist.ReduceOp.SUM)
+    def _reduce(self, address: int, n: int, dtype: torch.dtype, op: Any, stream: Optional[int]) -> int:
+        def reduce() -> None:
+            with self._in_order_of(stream):
+                dist.all_reduce(self._borrow(address, n, dtype), op, group=self._alive(self._group))
+
+        return self._do(reduce if n else lambda: None)
+
+    def _max(self, _: Any, address: int, n: int, stream: Optional[int]) -> int:
+        return self._reduce(address, n, torch.int32, dist.ReduceOp.MAX, stream)
+
+    def _sum(self, _: Any, address: int, n: int, stream: Optional[int]) -> int:
+        return self._reduce(address, n, torch.int64, dist.ReduceOp.SUM, stream)
 
     def _all_gather(self, _: Any, mine: int, all_: int, n_bytes: int) -> int:
-        def gather() -> None:
-            parts = _borrow(all_, n_bytes * self.size, torch.uint8).view(self.size, n_bytes)
-            dist.all_gather(list(parts.unbind(0)), _borrow(mine, n_bytes, torch.uint8), group=self.group)
+        def gather() -> None:  # host memory whatever the device
+            parts = _borrow_host(all_, n_bytes * self.size, torch.uint8).view(self.size, n_bytes)
+            one = _borrow_host(mine, n_bytes, torch.uint8)
+            dist.all_gather(list(parts.unbind(0)), one, group=self._alive(self._host_group))
 
-        return self._do(gather)
+        return self._do(gather if n_bytes else lambda: None)
 
-    def _sum_f32(self, _: Any, address: int, n: int, __: Any) -> int:
+    def _sum_f32(self, _: Any, address: int, n: int, stream: Optional[int]) -> int:
         def add() -> None:
-            for piece in _borrow(address, n, torch.float32).split(_SLICE):
-                parts = [torch.empty_like(piece) for _ in range(self.size)]
-                dist.all_gather(parts, piece, group=self.group)
-                piece.copy_(parts[0])
-                for part in parts[1:]:
-                    piece.add_(part)
+            with self._in_order_of(stream):
+                values, piece = self._borrow(address, n, torch.float32), _PIECE[self._struct.memory]
+                sum_in_order(values, self._alive(self._group), piece)
 
-        return self._do(add) if n else self._do(lambda: None)
+        return self._do(add if n else lambda: None)
 
-    def _abort(self, _: Any, sentence: bytes) -> None:
+    def _abort(self, _: Any, sentence: Optional[bytes]) -> None:
         # torch.distributed cannot tell the peers: they wait for the group's own time limit.
         self._fail((sentence or b"").decode(errors="replace"))
 
@@ -159,15 +257,20 @@ class Communicator:
         return c.addressof(self._sentence)
 
 
-_communicators: dict[str, Communicator] = {}
+_communicators: dict[tuple[str, Optional[int]], Communicator] = {}
+_resolve: Callable[[Any], dist.ProcessGroup] = dist.distributed_c10d._resolve_process_group
 
 
-def communicator(name: str) -> Communicator:
-    """The communicator of the group of that name; a new one where the name has come to mean another group."""
-    group = dist.distributed_c10d._resolve_process_group(name)
-    known = _communicators.get(name)
+def communicator(name: str, index: int = -1) -> Communicator:
+    """The communicator of the group of that name for tensors on the CPU (-1) or a GPU; a new one where the name has
+    come to mean another group."""
+    group = _resolve(name)
+    on_device = index >= 0 and backends_of(group).get("cuda") == "nccl"
+    key = name, index if on_device else None
+    known = _communicators.get(key)
     if known is None or not known.is_of(group):
         if known is not None:
             known.plans.clear()  # before the struct that they point to goes
-        known = _communicators[name] = Communicator(group)
+        device = torch.device("cuda", index) if on_device else None
+        known = _communicators[key] = Communicator(group, device)
     return known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, NoReturn, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from . import _base
 from ._comm import communicator
 
 MODES = ("auto", "recompute", "one_pass")
+FIXED = (int, float, str, bool, type(None))  # types of options that cannot change their value
 
 
 class CrossEntropyOutput(NamedTuple):
@@ -26,7 +27,7 @@ class CrossEntropyOutput(NamedTuple):
     bad_targets: Optional[Tensor] = None
 
 
-def refuse(what: str, found: object, wanted: str) -> None:
+def refuse(what: str, found: object, wanted: str) -> NoReturn:
     """Raises the one kind of sentence that bad arguments get here."""
     raise _ffi.ArgumentError(f"cross entropy: {what} is {found}, want {wanted}")
 
@@ -42,19 +43,19 @@ def shard(
 ) -> tuple[str, int, int]:
     """Group name, first column and whole vocabulary. Without bounds: equal shards in the order of ranks."""
     size = 1 if group is None else dist.get_world_size(group)
-    if size == 1:
+    if group is None or size == 1:
         return "", vocab_start or 0, rows if vocab_size is None else vocab_size
-    if (vocab_start is None) != (vocab_size is None):
-        refuse("vocab_start or vocab_size", "given alone", "both, or neither for equal shards in the order of ranks")
-    if vocab_start is None:
+    if vocab_start is None and vocab_size is None:
         return group.group_name, dist.get_rank(group) * rows, size * rows
+    if vocab_start is None or vocab_size is None:
+        refuse("vocab_start or vocab_size", "given alone", "both, or neither for equal shards in the order of ranks")
     return group.group_name, vocab_start, vocab_size
 
 
-def tell_peers(group: Optional[dist.ProcessGroup]) -> None:
+def tell_peers(group: Optional[dist.ProcessGroup], x: Tensor) -> None:
     """For a rank that refuses its arguments: the others get an error instead of waiting."""
     if group is not None and dist.get_world_size(group) > 1 and not torch.compiler.is_compiling():
-        communicator(group.group_name).refuse()
+        communicator(group.group_name, x.get_device()).refuse()
 
 
 def shifted(target: Tensor, shift: int, ignore_index: int) -> Tensor:
@@ -75,11 +76,11 @@ def divisor_of(normalizer: Union[None, float, Tensor], reduction: str, device: t
     return torch.full((), normalizer, dtype=torch.float64, device=device)
 
 
-def f32(t: Optional[Tensor], flat: bool = False) -> Optional[Tensor]:
-    if t is None:
-        return None
-    t = t.detach().to(torch.float32)
-    return t.reshape(-1) if flat else t
+def f32(t: Optional[Tensor]) -> Optional[Tensor]:
+    """Weights as the library reads them: f32, contiguous, without a gradient; t itself if it is that."""
+    if t is None or (t.dtype == torch.float32 and t.is_contiguous() and not t.requires_grad and not t.is_neg()):
+        return t
+    return t.detach().resolve_neg().to(torch.float32).contiguous()
 
 
 def outputs_of(lse: bool, entropy: bool, argmax: bool, z_loss: bool, bad_targets: bool) -> int:
@@ -95,6 +96,9 @@ def outputs_of(lse: bool, entropy: bool, argmax: bool, z_loss: bool, bad_targets
 
 def output(results: Any, o: _base.Options, shape: torch.Size, shift: int) -> Any:
     """What the caller gets: per-token results in the shape of the target, without the last `shift` positions."""
+
+    if not o.outputs and not shift:
+        return results if o.reduction != _ffi.NONE or results.dim() == len(shape) else results.view(shape)
 
     def folded(t: Tensor) -> Tensor:
         t = t if t.dim() == len(shape) else t.view(shape)

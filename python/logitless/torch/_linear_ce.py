@@ -11,6 +11,7 @@ longer than everything else here.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any, Optional
 
@@ -23,28 +24,38 @@ from ._base import (
     FROZEN_ALL,
     LSE,
     SCHEMA_OPTIONS,
+    Kind,
     Options,
-    callable_with_tensors,
+    allocator,
+    as_rows,
+    bucket,
+    check_rows,
     dtype_of,
     fake_results,
     filled,
     finished,
+    gradient_of,
+    layout,
     needs_operators,
     new_results,
+    one_on,
     operator,
     packed,
-    passed,
     register,
-    rows_of,
-    stream_of,
+    signature,
     vector,
-    workspace,
+    weights_signature,
 )
 from ._comm import communicator
 
 _GRAD_F32 = 1  # ll_dtype of an f32 gradient
 _ACCUMULATE_W = 2  # LL_ACCUMULATE_W
-_NO_SUMS_UPS_GRADS = (None,) * 8  # of a forward
+# Places of the operands of a pass in the library's table (python/ffi/linear_ce.c).
+_PLACES_PLAIN = (0, 1, 3, 7, 8)
+_PLACES_PLAIN_BACKWARD = (0, 1, 3, 8, 16, 20, 21)
+_PLACES_FORWARD = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 23)
+_PLACES_FORWARD_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 16, 20, 21, 22, 23)
+_PLACES_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 18, 19, 20, 21, 22)
 
 
 N_TENSORS = 8  # of a forward, before its options
@@ -60,13 +71,13 @@ _SCHEMA_BACKWARD = (
 )
 
 
-# ---- Plans and operands -----------------------------------------------------------------------------------------
+# ---- Plans and kinds of calls -----------------------------------------------------------------------------------
 
 
-def _plan(x: Tensor, w: Tensor, bias: Optional[Tensor], main_grad: Optional[Tensor], o: Options) -> _ffi.Plan:
-    n_tokens, n_hidden = _ffi.round_up_tokens(x.shape[0]), x.shape[1]
+def _plan(x: Tensor, w: Tensor, bias: Optional[Tensor], main_grad: Optional[Tensor], n: int, o: Options) -> _ffi.Plan:
+    n_tokens, n_hidden = _ffi.round_up_tokens(n), x.shape[-1]
     threads = 0 if x.is_cuda else torch.get_num_threads()
-    group = communicator(o.group) if o.group else None
+    group = communicator(o.group, x.get_device()) if o.group else None
     key = (
         n_tokens,
         n_hidden,
@@ -106,91 +117,159 @@ def _plan(x: Tensor, w: Tensor, bias: Optional[Tensor], main_grad: Optional[Tens
     return _ffi.plans.get(key, make) if group is None else group.plan(key, make)
 
 
-_forward, _backward, _forward_backward = map(
-    callable_with_tensors, (_ffi.forward, _ffi.backward, _ffi.forward_backward)
-)
+def kind_of(
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor],
+    class_weight: Optional[Tensor],
+    token_weight: Optional[Tensor],
+    main_grad: Optional[Tensor],
+    o: Options,
+    one_pass: bool = False,
+) -> LinearKind:
+    """The kind of a call with such operands: x [..., n_hidden] contiguous or in two dimensions, target contiguous, the
+    rest as the library takes it. Collective in a group: the ranks meet."""
+    key: Hashable = (
+        bucket(target.numel()),
+        (x.dtype, x.shape[-1], layout(x), x.get_device()),
+        (w.dtype, w.shape, layout(w), w.get_device()),
+        (target.dtype, target.get_device()),
+        signature(bias),
+        weights_signature(class_weight),
+        weights_signature(token_weight, target.numel()),
+        signature(main_grad),
+        torch.get_num_threads(),
+        o,
+        one_pass,
+    )
+    if not o.group:
+        kind = _ffi.plans.calls.get(key)
+        if kind is None:
+            kind = LinearKind(_plan(x, w, bias, main_grad, target.numel(), o), o, x, w, one_pass)
+            _ffi.plans.keep(key, kind)
+        return kind
+    plan = _plan(x, w, bias, main_grad, target.numel(), o)
+    cache = communicator(o.group, x.get_device()).plans
+    kind = cache.calls.get(key)
+    if kind is None or kind.plan is not plan:
+        kind = LinearKind(plan, o, x, w, one_pass)
+        cache.keep(key, kind)
+    return kind
 
 
 # ---- The passes -------------------------------------------------------------------------------------------------
 
 
-def forward(
-    x: Tensor,
-    w: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor],
-    class_weight: Optional[Tensor],
-    token_weight: Optional[Tensor],
-    divisor: Optional[Tensor],
-    main_grad: Optional[Tensor],
-    o: Options,
-    gradients: bool = False,
-) -> tuple[Optional[Tensor], ...]:
-    """Seven results, None where not wanted; with ``gradients`` ten, the last three for an upstream of 1."""
-    results = new_results(x, o)
-    if x.shape[0] == 0 and o.reduction == _ffi.NONE:
-        return finished(results, o)  # nothing to write, and no pointer to tell the library what is wanted
-    plan = _plan(x, w, bias, main_grad, o)
-    weights = (packed(class_weight), packed(token_weight), divisor)
-    operands = (rows_of(x), rows_of(w), vector(bias), vector(target), *weights)
-    counter = results[5] if x.is_cuda else None
-    if not gradients:
-        space = workspace(x, plan, _ffi.FORWARD)
-        _forward(plan.handle, stream_of(x), 0, space, *operands, *passed(results), *_NO_SUMS_UPS_GRADS, counter)
-        return finished(results, o)
-    one = torch.ones((), dtype=torch.float32, device=x.device)
-    grads = _new_gradients(x, w, bias, o.frozen)
-    space = workspace(x, plan, _ffi.FORWARD_BACKWARD)
-    ups = (one, None, None, None)
-    _forward_backward(plan.handle, stream_of(x), 0, space, *operands, *passed(results), None, *ups, *grads, counter)
-    return *finished(results, o), *grads
+class LinearKind(Kind):
+    """The passes of linear_ce for a kind of call."""
 
+    __slots__ = ()
+    op = _ffi.LINEAR_CE
 
-def _new_gradients(x: Tensor, w: Tensor, bias: Optional[Tensor], frozen: int) -> tuple[Optional[Tensor], ...]:
-    def new(t: Optional[Tensor], bit: int) -> Optional[Tensor]:
-        return None if t is None or frozen & bit else torch.empty(t.shape, dtype=t.dtype, device=t.device)
+    def forward(
+        self,
+        x: Tensor,
+        w: Tensor,
+        target: Tensor,
+        bias: Optional[Tensor],
+        rest: tuple[Optional[Tensor], ...],
+        keep: bool = True,
+    ) -> tuple[Optional[Tensor], ...]:
+        """Seven results, None where not wanted; of one pass ten, the last three for an upstream of 1. ``rest`` is
+        class_weight, token_weight, divisor, main_grad, or NOTHING; ``keep``: a backward will want the rows."""
+        o, n, new = self.options, target.numel(), allocator(self.index)
+        results = new_results(new, target, n, o, keep)
+        if n == 0 and o.reduction == _ffi.NONE:
+            return finished(results, target, o)  # nothing to write, and no pointer to tell what is wanted
+        if self.copies_x:
+            x = x.contiguous()
+        if self.copies_w:
+            w = w.contiguous()
+        loss, rows, entropy, z_loss, argmax, bad = results
+        if rest is NOTHING and bias is None and not o.outputs and not self.one_pass:  # the same as below, sooner
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_PLAIN, (x, w, target, loss, rows), keep)
+            return loss, rows, None, None, None, None, None
+        class_weight, token_weight, divisor, _ = rest
+        counter = bad if self.index >= 0 else None
+        operands: tuple[Optional[Tensor], ...]
+        if not self.one_pass:
+            operands = (
+                *(x, w, bias, target, class_weight, token_weight, divisor),
+                *(loss, rows, entropy, z_loss, argmax, counter),
+            )
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_FORWARD, operands, (divisor is None, keep))
+            return finished(results, target, o)
+        frozen = o.frozen
+        grads = (
+            gradient_of(x, frozen & _ffi.FROZEN_X),
+            gradient_of(w, frozen & _ffi.FROZEN_W),
+            gradient_of(bias, frozen & _ffi.FROZEN_BIAS),
+        )
+        operands = (
+            *(x, w, bias, target, class_weight, token_weight, divisor, loss, rows, entropy, z_loss, argmax),
+            *(one_on(self.index), *grads, counter),
+        )
+        given = divisor is None, "one pass"
+        self.execute(_ffi.FORWARD_BACKWARD, 0, n, new, _PLACES_FORWARD_BACKWARD, operands, given)
+        return *finished(results, target, o), *grads
 
-    return new(x, _ffi.FROZEN_X), new(w, _ffi.FROZEN_W), new(bias, _ffi.FROZEN_BIAS)
-
-
-def backward(
-    up_loss: Optional[Tensor],
-    up_lse: Optional[Tensor],
-    up_entropy: Optional[Tensor],
-    x: Tensor,
-    w: Tensor,
-    target: Tensor,
-    bias: Optional[Tensor],
-    class_weight: Optional[Tensor],
-    token_weight: Optional[Tensor],
-    divisor: Optional[Tensor],
-    rows: Tensor,
-    entropy: Optional[Tensor],
-    main_grad: Optional[Tensor],
-    o: Options,
-) -> tuple[Optional[Tensor], ...]:
-    """grad_x, grad_w, grad_bias, None where frozen; grad_w is added to ``main_grad`` instead where that is given."""
-    into_main = main_grad is not None and not o.frozen & _ffi.FROZEN_W
-    grads = _new_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0))
-    if x.shape[0] == 0:  # as above: upstreams of no tokens have no pointer
-        return tuple(None if g is None else g.zero_() for g in grads)
-    plan = _plan(x, w, bias, main_grad, o)
-    weights = (packed(class_weight), packed(token_weight), divisor)
-    operands = (rows_of(x), rows_of(w), vector(bias), vector(target), *weights)
-    results = (None, rows, None, None, None, entropy, None, None)
-    ups = (packed(up_loss), None, packed(up_lse), packed(up_entropy))
-    out = (grads[0], main_grad if into_main else grads[1], grads[2])
-    flags, space = _ACCUMULATE_W if into_main else 0, workspace(x, plan, _ffi.BACKWARD)
-    _backward(plan.handle, stream_of(x), flags, space, *operands, *results, None, *ups, *out, None)
-    return grads
+    def backward(
+        self,
+        up_loss: Optional[Tensor],
+        up_lse: Optional[Tensor],
+        up_entropy: Optional[Tensor],
+        x: Tensor,
+        w: Tensor,
+        target: Tensor,
+        bias: Optional[Tensor],
+        class_weight: Optional[Tensor],
+        token_weight: Optional[Tensor],
+        divisor: Optional[Tensor],
+        rows: Tensor,
+        entropy: Optional[Tensor],
+        main_grad: Optional[Tensor],
+    ) -> tuple[Optional[Tensor], ...]:
+        """grad_x, grad_w, grad_bias, None where frozen; grad_w is added to ``main_grad`` where that is given."""
+        n, frozen, new = target.numel(), self.options.frozen, allocator(self.index)
+        into_main = main_grad is not None and not frozen & _ffi.FROZEN_W
+        grads = (
+            gradient_of(x, frozen & _ffi.FROZEN_X),
+            gradient_of(w, frozen & _ffi.FROZEN_W or int(into_main)),
+            gradient_of(bias, frozen & _ffi.FROZEN_BIAS),
+        )
+        if n == 0:  # as above: upstreams of no tokens have no pointer
+            return tuple(None if g is None else g.zero_() for g in grads)
+        if self.copies_x:
+            x = x.contiguous()
+        if self.copies_w:
+            w = w.contiguous()
+        if (
+            up_loss is not None
+            and up_lse is up_entropy is bias is class_weight is token_weight is divisor is main_grad is None
+        ):
+            plain = x, w, target, rows, packed(up_loss), grads[0], grads[1]  # the same as below, sooner
+            self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, plain, "backward")
+            return grads
+        up_loss, up_lse, up_entropy = packed(up_loss), packed(up_lse), packed(up_entropy)
+        operands = (
+            *(x, w, bias, target, class_weight, token_weight, divisor, rows, entropy, up_loss, up_lse, up_entropy),
+            *(grads[0], main_grad if into_main else grads[1], grads[2]),
+        )
+        flags = _ACCUMULATE_W if into_main else 0
+        given = divisor is None, entropy is None, up_loss is None, up_lse is None, up_entropy is None
+        self.execute(_ffi.BACKWARD, flags, n, new, _PLACES_BACKWARD, operands, given)
+        return grads
 
 
 # ---- Autograd ---------------------------------------------------------------------------------------------------
 
 
 def _gradients(
-    ctx: Any, up_loss: Optional[Tensor], up_lse: Optional[Tensor], up_entropy: Optional[Tensor], run_backward: Any
-) -> tuple[Optional[Tensor], ...]:
+    kept: Any, up_loss: Optional[Tensor], up_lse: Optional[Tensor], up_entropy: Optional[Tensor]
+) -> Optional[tuple[Optional[Tensor], ...]]:
+    """Gradients that need no pass over the operands; None where they do. ``kept``: those that one pass formed, which
+    are handed over to who asks first, or None."""
     if torch.is_grad_enabled():
         raise _ffi.ArgumentError(
             "logitless: double backward (create_graph=True) is not offered: gradients of "
@@ -198,16 +277,15 @@ def _gradients(
         )
     if up_loss is None and up_lse is None and up_entropy is None:
         return None, None, None
-    kept, ctx.kept = ctx.kept, None
-    if kept is not None and up_lse is None and up_entropy is None:
-        # The gradients of one pass are handed over, so a second backward recomputes. reshape: with a scale of one
-        # dimension torch multiplies in f32 and rounds once; one of none would be rounded to the gradient's dtype first.
+    if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
+        # reshape: with a scale of one dimension torch multiplies in f32 and rounds once; one of none would be rounded
+        # to the gradient's dtype first.
         scale = up_loss.reshape(1)
         if torch.compiler.is_compiling() or needs_operators(kept[0] if kept[0] is not None else scale, scale):
             # Traced, the gradients are results of the forward, which a backward may not change.
             return tuple(None if g is None else (g * scale).to(g.dtype) for g in kept)
         return tuple(None if g is None else g.mul_(scale) for g in kept)
-    return run_backward(up_loss, up_lse, up_entropy)
+    return None
 
 
 class LinearCE(torch.autograd.Function):
@@ -218,24 +296,21 @@ class LinearCE(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         w: Tensor,
-        target: Tensor,
         bias: Optional[Tensor],
-        class_weight: Optional[Tensor],
-        token_weight: Optional[Tensor],
-        divisor: Optional[Tensor],
-        main_grad: Optional[Tensor],
-        o: Options,
-        one_pass: bool,
+        call: tuple[LinearKind, Tensor, tuple[Optional[Tensor], ...]],
     ) -> Any:
-        results = forward(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o, one_pass)
-        loss, rows, lse, entropy, z_loss, argmax, bad = results[:7]
+        kind, target, rest = call
+        results = kind.forward(x, w, target, bias, rest)
         ctx.set_materialize_grads(False)
         # main_grad is not among the saved tensors: the backward of another micro-batch may add to it in the meantime.
-        ctx.options, ctx.kept, ctx.main_grad = o, results[7:] or None, main_grad
-        if not o.outputs:
-            ctx.save_for_backward(x, w, target, bias, class_weight, token_weight, divisor, rows)
+        ctx.call = [kind, rest[3], results[7:] if kind.one_pass else None]
+        if rest is NOTHING and bias is None and not kind.options.outputs:
+            ctx.save_for_backward(x, w, target, results[1])
+            return results[0]
+        loss, rows, lse, entropy, z_loss, argmax, bad = results[:7]
+        ctx.save_for_backward(x, w, target, rows, bias, *rest[:3], entropy)
+        if not kind.options.outputs:
             return loss
-        ctx.save_for_backward(x, w, target, bias, class_weight, token_weight, divisor, rows, entropy)
         ctx.mark_non_differentiable(*(t for t in (z_loss, argmax, bad) if t is not None))
         return loss, lse, entropy, z_loss, argmax, bad
 
@@ -247,35 +322,88 @@ class LinearCE(torch.autograd.Function):
         up_entropy: Optional[Tensor] = None,
         *_: None,
     ) -> tuple[Optional[Tensor], ...]:
-        def run(*ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        kind, main_grad, kept = call = ctx.call
+        call[2] = None  # a second backward forms them again
+        grads = _gradients(kept, up_loss, up_lse, up_entropy)
+        if grads is None:
             saved = ctx.saved_tensors
-            return backward(*ups, *saved, *(None,) * (9 - len(saved)), ctx.main_grad, ctx.options)
+            x, w, target, rows = saved[:4]
+            bias, class_weight, token_weight, divisor, entropy = saved[4:] or _NO_MORE
+            if kind.options.group:  # every pass of a group starts with a meeting
+                kind = kind_of(x, w, target, bias, class_weight, token_weight, main_grad, kind.options)
+            grads = kind.backward(
+                *(up_loss, up_lse, up_entropy, x, w, target, bias, class_weight, token_weight),
+                *(divisor, rows, entropy, main_grad),
+            )
+        grad_x, grad_w, grad_bias = grads
+        return grad_x, grad_w, grad_bias, None
 
-        grad_x, grad_w, grad_bias = _gradients(ctx, up_loss, up_lse, up_entropy, run)
-        return grad_x, grad_w, None, grad_bias, None, None, None, None, None, None
 
-
+_NO_MORE = (None, None, None, None, None)
+NOTHING = (None, None, None, None)  # class_weight, token_weight, divisor, main_grad: the usual call
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
 _apply = super(torch.autograd.Function, LinearCE).apply
+
+
+def run(
+    kind: LinearKind, x: Tensor, w: Tensor, target: Tensor, bias: Optional[Tensor], rest: tuple[Optional[Tensor], ...]
+) -> Any:
+    """The loss, or (loss, lse, entropy, z_loss, argmax, bad_targets) where more is wanted; differentiable. For plain
+    eager code and operands of that kind."""
+    if kind.options.frozen != FROZEN_ALL:
+        return _apply(x, w, bias, (kind, target, rest))
+    results = kind.forward(x, w, target, bias, rest, False)
+    return (results[0], *results[2:7]) if kind.options.outputs else results[0]
 
 
 # ---- Operators --------------------------------------------------------------------------------------------------
 # An operator has no optional results: what is not wanted is an empty tensor.
 
 
+def normal(
+    x: Tensor,
+    w: Tensor,
+    target: Tensor,
+    bias: Optional[Tensor],
+    class_weight: Optional[Tensor],
+    token_weight: Optional[Tensor],
+) -> tuple[Tensor, Tensor, Tensor, Optional[Tensor], Optional[Tensor], Optional[Tensor]]:
+    """Operands as `kind_of` and the passes take them."""
+    x, w = as_rows(x), as_rows(w)
+    if x.dim() == 2 and target.dim() != 1:
+        target = target.reshape(-1)
+    check_rows(x, target)
+    return x, w, target.contiguous(), vector(bias), packed(class_weight), packed(token_weight)
+
+
+def _run_forward(args: tuple[Any, ...], one_pass: bool) -> tuple[Tensor, ...]:
+    o, divisor, main_grad = Options(*args[N_TENSORS:]), args[6], args[7]
+    operands = normal(*args[:6])
+    kind = kind_of(*operands, main_grad, o, one_pass)
+    x, w, target, bias, class_weight, token_weight = operands
+    return filled(kind.forward(x, w, target, bias, (class_weight, token_weight, divisor, None)), args[0])
+
+
 def _forward_op(*args: Any) -> tuple[Tensor, ...]:
-    return filled(forward(*args[:N_TENSORS], Options(*args[N_TENSORS:])), args[0])
+    return _run_forward(args, False)
 
 
 def _forward_backward_op(*args: Any) -> tuple[Tensor, ...]:
-    return filled(forward(*args[:N_TENSORS], Options(*args[N_TENSORS:]), gradients=True), args[0])
+    return _run_forward(args, True)
 
 
 def _backward_op(*args: Any) -> tuple[Tensor, ...]:
-    tensors, x, entropy = list(args[:13]), args[3], args[11]
-    if entropy.shape[0] != x.shape[0]:
-        tensors[11] = None
-    return filled(backward(*tensors, Options(*args[13:])), x)
+    operands, (divisor, rows, entropy, main_grad) = normal(*args[3:9]), args[9:13]
+    kind = kind_of(*operands, main_grad, Options(*args[13:]))
+    saved = divisor, rows, entropy if entropy.shape[0] == args[3].shape[0] else None, main_grad
+    return filled(kind.backward(args[0], args[1], args[2], *operands, *saved), args[3])
+
+
+def _fake_gradients(x: Tensor, w: Tensor, bias: Optional[Tensor], frozen: int) -> tuple[Optional[Tensor], ...]:
+    def new(t: Optional[Tensor], bit: int) -> Optional[Tensor]:
+        return None if t is None or frozen & bit else t.new_empty(t.shape)
+
+    return new(x, _ffi.FROZEN_X), new(w, _ffi.FROZEN_W), new(bias, _ffi.FROZEN_BIAS)
 
 
 def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
@@ -284,16 +412,16 @@ def _forward_fake(*args: Any) -> tuple[Tensor, ...]:
 
 def _forward_backward_fake(*args: Any) -> tuple[Tensor, ...]:
     x, w, bias, o = args[0], args[1], args[3], Options(*args[N_TENSORS:])
-    return *_forward_fake(*args), *filled(_new_gradients(x, w, bias, o.frozen), x)
+    return *_forward_fake(*args), *filled(_fake_gradients(x, w, bias, o.frozen), x)
 
 
 def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
     x, w, bias, main_grad, o = args[3], args[4], args[6], args[12], Options(*args[13:])
     into_main = main_grad is not None and not o.frozen & _ffi.FROZEN_W
-    return filled(_new_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0)), x)
+    return filled(_fake_gradients(x, w, bias, o.frozen | (_ffi.FROZEN_W if into_main else 0)), x)
 
 
-def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
     o, kept = Options(*inputs[N_TENSORS:]), output[7:]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[1], *output[4:])
@@ -313,14 +441,15 @@ def _present(
 
 
 def _op_backward(ctx: Any, *ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-    def run(*ups: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        x, w, _, bias, *_ = saved = ctx.saved_tensors
-        grads = _OP_BACKWARD(*ups, *saved, ctx.main_grad, *ctx.options)
-        return _present(grads, x, None if ctx.main_grad is not None else w, bias, ctx.options.frozen)
-
     o = ctx.options  # what was not wanted was an empty tensor
     up_lse, up_entropy = ups[2] if o.outputs & LSE else None, ups[3] if o.outputs & ENTROPY else None
-    grad_x, grad_w, grad_bias = _gradients(ctx, ups[0], up_lse, up_entropy, run)
+    kept, ctx.kept = ctx.kept, None  # a second backward forms them again
+    grads = _gradients(kept, ups[0], up_lse, up_entropy)
+    if grads is None:
+        x, w, _, bias, *_ = saved = ctx.saved_tensors
+        found = _OP_BACKWARD(ups[0], up_lse, up_entropy, *saved, ctx.main_grad, *o)
+        grads = _present(found, x, None if ctx.main_grad is not None else w, bias, o.frozen)
+    grad_x, grad_w, grad_bias = grads
     return grad_x, grad_w, None, grad_bias, *(None,) * (4 + len(Options._fields))
 
 
@@ -352,12 +481,7 @@ def linear_ce(
     o: Options,
     one_pass: bool,
 ) -> Any:
-    """The loss, or (loss, lse, entropy, z_loss, argmax, bad_targets) where more is wanted; differentiable."""
-    if needs_operators(x, w):
-        op = _OP_FORWARD_BACKWARD if one_pass else _OP_FORWARD
-        results = op(x, w, target, bias, class_weight, token_weight, divisor, main_grad, *o)
-    elif o.frozen != FROZEN_ALL:
-        return _apply(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o, one_pass)
-    else:
-        results = forward(x, w, target, bias, class_weight, token_weight, divisor, main_grad, o)
+    """`run` for operands of two dimensions as operators, for what watches or replaces operations."""
+    op = _OP_FORWARD_BACKWARD if one_pass else _OP_FORWARD
+    results = op(x, w, target, bias, class_weight, token_weight, divisor, main_grad, *o)
     return (results[0], *results[2:7]) if o.outputs else results[0]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import _ffi
 from . import _base, _linear_ce
-from ._common import MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
+from ._common import FIXED, MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
+from ._linear_ce import NOTHING
 
 
 class LogProbs(NamedTuple):
@@ -121,8 +122,40 @@ def linear_cross_entropy(
     Raises:
         logitless.ArgumentError: a bad argument (also a ValueError). logitless.Error: everything else.
     """
+    key = None
+    if group is None and not torch.compiler.is_compiling():
+        n = target.numel()
+        key = (
+            *(type(x), x.dtype, x.get_device(), x.requires_grad, x.is_contiguous() or x.stride(), x.is_neg()),
+            *(type(w), w.dtype, w.get_device(), w.requires_grad, w.is_contiguous() or w.stride(), w.is_neg(), w.shape),
+            *(type(target), target.dtype, target.get_device(), target.is_contiguous()),
+            (n - 1).bit_length() if n <= 4096 else -n >> 12,  # bucket(n)
+            bias if bias is None else _base.signature(bias),
+            class_weight if class_weight is None else _base.weights_signature(class_weight),
+            token_weight if token_weight is None else _base.weights_signature(token_weight, n),
+            main_grad if main_grad is None else _base.signature(main_grad),
+            *(torch.is_grad_enabled(), torch.get_num_threads(), normalizer is None, shift, mode),
+            *(temperature, softcap, label_smoothing, smoothing_rule, z_loss, ignore_index, token_scaling, reduction),
+            *(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
+            *(vocab_start, vocab_size, workspace_budget_bytes),
+        )
+        kind = _ffi.plans.calls.get(key)
+        if (
+            kind is not None
+            and x.shape == (*target.shape, kind.n_hidden)
+            and not torch._C._is_any_autocast_enabled()
+            and not _base.watched()
+        ):
+            divisor = None if normalizer is None else divisor_of(normalizer, reduction, x.device)
+            plain = class_weight is token_weight is divisor is main_grad is None
+            rest = NOTHING if plain else (class_weight, token_weight, divisor, main_grad)
+            if shift:
+                target = shifted(target, int(shift), ignore_index)
+            out = _linear_ce.run(kind, x, w, target, bias, rest)
+            return output(out, kind.options, target.shape, int(shift)) if shift or kind.options.outputs else out
+    given = x, w, bias, target, class_weight, token_weight
     try:
-        x, w, bias, target, options, shift, one_pass = _prepare(
+        x, w, bias, target, options, skip, one_pass = _prepare(
             x,
             w,
             target,
@@ -141,16 +174,28 @@ def linear_cross_entropy(
             workspace_budget_bytes,
         )
         divisor = divisor_of(normalizer, reduction, x.device)
+        class_weight, token_weight = f32(class_weight), f32(token_weight)
     except _ffi.ArgumentError:
-        tell_peers(group)
+        tell_peers(group, x)
         raise
     shape = target.shape
-    if x.dim() != 2:
-        x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
-    results = _linear_ce.linear_ce(
-        x, w, target, bias, f32(class_weight), f32(token_weight, flat=True), divisor, main_grad, options, one_pass
-    )
-    return output(results, options, shape, shift)
+    if _base.needs_operators(x, w):
+        if x.dim() != 2:
+            x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
+        if token_weight is not None:
+            token_weight = token_weight.reshape(-1)
+        results = _linear_ce.linear_ce(
+            x, w, target, bias, class_weight, token_weight, divisor, main_grad, options, one_pass
+        )
+        return output(results, options, shape, skip)
+    x, w, target, bias, class_weight, token_weight = _linear_ce.normal(x, w, target, bias, class_weight, token_weight)
+    kind = _linear_ce.kind_of(x, w, target, bias, class_weight, token_weight, main_grad, options, one_pass)
+    results = _linear_ce.run(kind, x, w, target, bias, (class_weight, token_weight, divisor, main_grad))
+    # What needed no conversion, and options without values that can change, is found above the next time.
+    same = all(a is b for a, b in zip(given, (x, w, bias, given[3] if shift else target, class_weight, token_weight)))
+    if same and key is not None and all(type(v) in FIXED for v in key[-19:]):
+        _ffi.plans.keep(key, kind)
+    return output(results, options, shape, skip)
 
 
 def _prepare(
@@ -158,7 +203,7 @@ def _prepare(
     w: Tensor,
     target: Tensor,
     bias: Optional[Tensor],
-    numbers: tuple,
+    numbers: tuple[int, float, float, float, float],
     smoothing_rule: str,
     reduction: str,
     token_scaling: bool,
@@ -170,7 +215,7 @@ def _prepare(
     main_grad: Optional[Tensor],
     mode: str,
     workspace_budget_bytes: int,
-) -> tuple:
+) -> tuple[Tensor, Tensor, Optional[Tensor], Tensor, _base.Options, int, bool]:
     """Every check of linear_cross_entropy: what is refused is refused before anything is done."""
     kind = choice("reduction", reduction, _ffi.REDUCTIONS)
     rule = choice("smoothing_rule", smoothing_rule, _ffi.SMOOTHING_RULES)
@@ -256,4 +301,6 @@ def linear_logp(
         mode="recompute",
         workspace_budget_bytes=workspace_budget_bytes,
     )
-    return LogProbs(-out.loss, out.entropy) if entropy else LogProbs(-out)
+    if entropy:
+        return LogProbs(-out.loss, out.entropy)
+    return LogProbs(-out if out.requires_grad or torch.compiler.is_compiling() else out.neg_())
