@@ -46,7 +46,7 @@ typedef struct lli_cuda_fused {
     lli_cuda_tiles tiles;
     uint32_t stride, last_stride; /* g of a group, and of the last one */
     int64_t first, n_rows;        /* tokens of the chunk */
-    int64_t n_cols;
+    int64_t n_cols, column;       /* column: global id of the first */
     lli_cuda_targets targets;
     float temperature; /* 1: none */
     const float *bias; /* f32, padded to 64 columns; or NULL */

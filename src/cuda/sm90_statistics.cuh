@@ -324,7 +324,8 @@ static __device__ inline void gather_tile(const lli_cuda_fused *args, tile_logit
     const int lane = this_lane(), warp = (int)(ptx_tid_x() % 128 / 32);
     if (row + 16 * warp >= args->n_rows) return; /* a whole warp without tokens */
     row += 64 * (lane / 2 % 2) + 16 * warp + 8 * (lane % 2) + lane / 4 % 8;
-    const int64_t y = row < args->n_rows ? target_of(&args->targets, args->first + row) - column : -1;
+    const int64_t y =
+        row < args->n_rows ? target_of(&args->targets, args->first + row) - (args->column + column) : -1;
     memory->row[lane] = row;
     memory->target[lane] = y >= 0 && y < kFusedCols ? (int32_t)y : -1 - kFusedCols;
     memory->counted[lane] = 0;

@@ -29,6 +29,8 @@ static const struct {
     {"gradients", NULL, gradients_main},
     {"invariance", NULL, invariance_main},
     {"large", cuda_large_main, NULL},
+    {"ranks", cuda_ranks_main, NULL},
+    {"rank_faults", NULL, ranks_main},
     {"kernel_bits", kernel_bits_main, NULL},
     {"ce", cuda_given_main, NULL},
     {"ce_kernels", given_kernels_main, NULL},
