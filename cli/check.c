@@ -194,11 +194,6 @@ static int check_processes(const check_options *options) {
 }
 
 static int run_check(const check_options *options) {
-    if (check_on_gpu(options) && (options->ranks > 1 || strcmp(options->comm, "threads") != 0)) {
-        return cli_fail(CLI_EXIT_USAGE,
-                        "--backend cuda: found with ranks, wanted one: a GPU takes no others in "
-                        "this version");
-    }
     if (strcmp(options->comm, "nccl") == 0) {
         return cli_fail(CLI_EXIT_USAGE, "--comm nccl: not in this version, wanted threads or mpi");
     }
@@ -245,7 +240,8 @@ int ll_cmd_check(int argc, char **argv) {
         {"comm", CLI_STRING, &o.comm, "threads|mpi|nccl",
          .help = "what joins the ranks: threads of this process, or processes of mpirun; default threads"},
         {"backend", CLI_STRING, &o.backend, "auto|cpu|cuda",
-         .help = "cuda: all but the reference on the GPU, one rank; default auto, a CPU"},
+         .help =
+             "cuda: all but the reference on GPUs, rank r on GPU r modulo their number; default auto, a CPU"},
         {"threads", CLI_INT64, &o.threads, "N",
          "of this process; default LL_NUM_THREADS if set, else the CPUs of this process", .min = 1,
          .max = 1024},

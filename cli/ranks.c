@@ -85,7 +85,8 @@ typedef struct rank_state {
     ll_plan *plan;
     void *workspace;
     size_t workspace_bytes;
-    cli_gpu *gpu; /* NULL: operands stay where they are */
+    cli_gpu *gpu;             /* NULL: operands stay where they are */
+    ll_linear_ce_args on_gpu; /* the last call, in its memory */
     scratch spare;
 } rank_state;
 
@@ -112,6 +113,12 @@ static bool allocate_spare(const cli_ranks *ranks, scratch *spare) {
     return spare->floats && spare->argmax && (spare->grad_x || !wants_grad);
 }
 
+/* The threads of ranks are new in every call. */
+static ll_status use_device(const cli_ranks *ranks, int32_t rank) {
+    const bool spread = ranks->n_ranks > 1 && ranks->desc.backend == LL_BACKEND_CUDA;
+    return spread ? cli_gpu_use(rank) : LL_STATUS_OK;
+}
+
 static ll_status create_rank(void *context, int32_t rank) {
     cli_ranks *ranks = context;
     rank_state *state = &ranks->states[rank];
@@ -120,6 +127,7 @@ static ll_status create_rank(void *context, int32_t rank) {
     desc.v_local = ranks->begins[rank + 1] - ranks->begins[rank];
     desc.n_threads = ranks->n_threads;
     desc.comm = ranks->n_ranks > 1 ? &ranks->counters[rank] : NULL;
+    LLI_TRY(use_device(ranks, rank));
     LLI_TRY(ll_plan_create(&desc, &state->plan));
     for (int pass = LL_PASS_FORWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         size_t bytes;
@@ -127,12 +135,12 @@ static ll_status create_rank(void *context, int32_t rank) {
         LLI_TRY(ll_plan_workspace(state->plan, (ll_pass)pass, &bytes));
         if (bytes > state->workspace_bytes) state->workspace_bytes = bytes;
     }
-    if (cli_gpu_wanted(state->plan)) return cli_gpu_open(&desc, state->workspace_bytes, &state->gpu);
-    state->workspace = aligned_alloc(64, (state->workspace_bytes + 64) / 64 * 64);
-    LLI_REQUIRE(state->workspace && (rank == 0 || allocate_spare(ranks, &state->spare)), LL_STATUS_MEMORY,
-                "out of memory for a workspace of %zu bytes and %lld tokens", state->workspace_bytes,
-                (long long)desc.n_tokens_max);
-    return LL_STATUS_OK;
+    const bool on_gpu = cli_gpu_wanted(state->plan);
+    if (!on_gpu) state->workspace = aligned_alloc(64, (state->workspace_bytes + 64) / 64 * 64);
+    LLI_REQUIRE((state->workspace || on_gpu) && (rank == 0 || allocate_spare(ranks, &state->spare)),
+                LL_STATUS_MEMORY, "out of memory for a workspace of %zu bytes and %lld tokens",
+                state->workspace_bytes, (long long)desc.n_tokens_max);
+    return on_gpu ? cli_gpu_open(&desc, state->workspace_bytes, &state->gpu) : LL_STATUS_OK;
 }
 
 static ll_status create_group(cli_ranks *ranks) {
@@ -222,9 +230,10 @@ static void use_spare(const cli_ranks *ranks, scratch *spare, ll_linear_ce_args 
     args->grad_x.row_stride = args->grad_x.cols;
 }
 
+static ll_status (*const passes[])(const ll_plan *, const ll_linear_ce_args *, ll_stream) = {
+    ll_linear_ce_forward, ll_linear_ce_backward, ll_linear_ce_forward_backward};
+
 static ll_status call_rank(void *context, int32_t rank) {
-    static ll_status (*const passes[])(const ll_plan *, const ll_linear_ce_args *, ll_stream) = {
-        ll_linear_ce_forward, ll_linear_ce_backward, ll_linear_ce_forward_backward};
     const cli_ranks *ranks = context;
     rank_state *state = &ranks->states[rank];
     const int64_t first = ranks->begins[rank], count = ranks->begins[rank + 1] - first;
@@ -233,8 +242,13 @@ static ll_status call_rank(void *context, int32_t rank) {
     slice(&args.bias, first, count);
     slice(&args.grad_w, first, count);
     slice(&args.grad_bias, first, count);
-    if (state->gpu) return cli_gpu_run(state->gpu, state->plan, ranks->pass, &args);
     if (rank > 0) use_spare(ranks, &state->spare, &args);
+    LLI_TRY(use_device(ranks, rank));
+    if (state->gpu) {
+        LLI_TRY(cli_gpu_bind(state->gpu, &args, &state->on_gpu));
+        LLI_TRY(passes[ranks->pass](state->plan, &state->on_gpu, NULL));
+        return cli_gpu_fetch(state->gpu);
+    }
     args.workspace = state->workspace;
     args.workspace_bytes = state->workspace_bytes;
     return passes[ranks->pass](state->plan, &args, NULL);
@@ -244,6 +258,19 @@ ll_status cli_ranks_run(cli_ranks *ranks, ll_pass pass, const ll_linear_ce_args 
     ranks->pass = pass;
     ranks->args = args;
     return cli_ranks_at_once(ranks->counters, ranks->n_ranks, call_rank, ranks);
+}
+
+static ll_status call_rank_again(void *context, int32_t rank) {
+    const cli_ranks *ranks = context;
+    rank_state *state = &ranks->states[rank];
+    if (!state->gpu) return call_rank(context, rank);
+    LLI_TRY(use_device(ranks, rank));
+    LLI_TRY(passes[ranks->pass](state->plan, &state->on_gpu, NULL));
+    return cli_gpu_wait(state->gpu);
+}
+
+ll_status cli_ranks_again(cli_ranks *ranks) {
+    return cli_ranks_at_once(ranks->counters, ranks->n_ranks, call_rank_again, ranks);
 }
 
 const ll_plan *cli_ranks_plan(const cli_ranks *ranks) {

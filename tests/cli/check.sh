@@ -95,8 +95,6 @@ wants 2 '--vocab-size: found "1048577"' check --vocab-size 1048577
 wants 2 '--ranks: found "0"' check --ranks 0
 wants 2 '--atol: found "-1"' check --atol -1
 wants 2 '--backend: found "gpu", wanted auto|cpu|cuda' check --backend gpu
-wants 2 "--backend cuda: found with ranks, wanted one" check --backend cuda --ranks 2
-wants 2 "--backend cuda: found with ranks, wanted one" check --backend cuda --comm mpi
 wants 0 "PASS" check $small --backend cpu
 wants 2 '--time-limit: found "0"' check --time-limit 0
 wants 2 "--comm nccl: not in this version" check --comm nccl
