@@ -115,6 +115,13 @@ LL_API ll_status ll_comm_threads(int32_t size, int32_t timeout_ms, ll_comm *comm
  * Errors: INVALID_ARG, COMM (with what is missing, or what MPI said). */
 LL_API ll_status ll_comm_open(const char *name, int32_t timeout_ms, ll_comm *comm);
 
+/* NCCL between GPUs: *comm, the end of a group of the same ranks as `host`, for a plan on the GPU that is
+ * current. Loads liblogitless_nccl.so, which is looked for as ll_comm_open does; comm_nccl.h says what it is.
+ * host: the rank's end of a communicator in host memory (threads, mpi, the caller's own), which stays the
+ * caller's and must outlive comm. Collective over host; one GPU a rank. timeout_ms: 0 for LL_COMM_TIMEOUT_MS.
+ * It makes no groups: make them of `host`. Errors: INVALID_ARG, MEMORY, CUDA, COMM. */
+LL_API ll_status ll_comm_nccl(const ll_comm *host, int32_t timeout_ms, ll_comm *comm);
+
 /* Ranks ranks[0..n_ranks) of `world`, in the order of their new ranks: any subset, strided too. Only members
  * call it, all with the same list; several groups may be made and work side by side. Two groups with the
  * same list are told apart by the order of the calls. Errors: INVALID_ARG (a rank outside the world, twice,
