@@ -68,7 +68,7 @@ static ll_status create_sides(const bench_options *options, const struct problem
     ll_plan_desc desc;
     int32_t passes = 1 << problem->pass | CLI_FORWARD, per_rank;
     int64_t whole[] = {0, problem->v_total + problem->v_pad};
-    const cli_cut one = {1, whole};
+    const cli_cut one = {.n_ranks = 1, .begins = whole};
     problem_desc(problem, &desc);
     desc.backend = cli_backend(options->backend);
     LLI_TRY(cli_ranks_threads(desc.n_threads, row->cut.n_ranks, &per_rank));

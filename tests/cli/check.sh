@@ -97,7 +97,7 @@ wants 2 '--atol: found "-1"' check --atol -1
 wants 2 '--backend: found "gpu", wanted auto|cpu|cuda' check --backend gpu
 wants 0 "PASS" check $small --backend cpu
 wants 2 '--time-limit: found "0"' check --time-limit 0
-wants 2 "--comm nccl: not in this version" check --comm nccl
+wants 2 "--comm nccl: found with --backend auto, wanted cuda" check --comm nccl
 wants 2 '--comm: found "gloo"' check --comm gloo
 wants 2 "--ranks: found with --comm mpi, where the launcher (mpirun -n N) says how many" check --comm mpi --ranks 2
 "$program" check --tokens 1000000000 --hidden-size 1048576 --vocab-size 1048576 >stdout 2>stderr # ASan has a word too
