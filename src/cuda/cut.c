@@ -135,7 +135,7 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
         .acc_bias = cut->want_bias ? lli_take(&arena, cut->v_cols + edge_cols, sizeof(float)) : NULL,
         .bias_parts = cut->want_bias ? lli_take(&arena, groups * kSumCols, sizeof(float)) : NULL,
         .edges = exchanges ? lli_take(&arena, chunk * edge_cols, sizeof(float)) : NULL,
-        .max = exchanges ? lli_take(&arena, chunk * (cut->n_max + kTargetInts), sizeof(int32_t)) : NULL,
+        .max = exchanges ? lli_take(&arena, chunk * (cut->n_max + kGivenInts), sizeof(int32_t)) : NULL,
         .index = exchanges ? lli_take(&arena, chunk, sizeof(int32_t)) : NULL,
         .sum = exchanges ? lli_take(&arena, chunk * cut->n_sum, sizeof(int64_t)) : NULL,
         .x_pack = lli_take(&arena, cut->x_pack_rows * cut->d_padded, e),

@@ -60,7 +60,7 @@ typedef struct lli_cuda_pieces {
     float *acc_bias;        /* v_cols; then 64 an edge */
     float *bias_parts;      /* groups of kBiasRows x kSumCols */
     float *edges;           /* n_edges x chunk x 64 */
-    int32_t *max, *index;   /* by row of a chunk: n_max and kTargetInts; 1 */
+    int32_t *max, *index;   /* by row of a chunk: n_max and kGivenInts; 1 */
     int64_t *sum;           /* likewise: n_sum */
     void *x_pack, *scratch; /* operands that do not start their rows on 16 bytes; f32 of narrow grad_w */
 } lli_cuda_pieces;

@@ -86,6 +86,12 @@ static __device__ lli_exchange core_of(const lli_cuda_exchange *args) {
     return core;
 }
 
+/* What all ranks must have been given alike, of row r: its target and the divisor. */
+static __device__ int32_t given_of(const lli_cuda_exchange *args, int64_t y) {
+    const uint64_t bits = (uint64_t)__double_as_longlong(args->totals->divisor);
+    return (int32_t)y ^ (int32_t)(uint32_t)(bits ^ bits >> 32); /* targets are below LL_VOCAB_MAX */
+}
+
 /* ---- Phases ------------------------------------------------------------------------------------- */
 
 static __global__ void __launch_bounds__(kThreads)
@@ -93,7 +99,7 @@ static __global__ void __launch_bounds__(kThreads)
     const int64_t r = (int64_t)blockIdx.x * kThreads + threadIdx.x;
     if (r >= args.n_rows) return;
     const int64_t y = target_of(&args.targets, args.first + r);
-    int32_t *max = args.max + r * (args.n_max + kTargetInts);
+    int32_t *max = args.max + r * (args.n_max + kGivenInts);
     if (y < 0) {
         for (int64_t i = 0; i < args.n_max; i++) max[i] = lli_softmax_key_none;
     } else {
@@ -102,8 +108,8 @@ static __global__ void __launch_bounds__(kThreads)
         part_of(&args, r, y, &part);
         lli_exchange_max(&core, &part, y, max);
     }
-    max[args.n_max] = (int32_t)y; /* below LL_VOCAB_MAX */
-    max[args.n_max + 1] = ~(int32_t)y;
+    max[args.n_max] = given_of(&args, y);
+    max[args.n_max + 1] = ~max[args.n_max];
 }
 
 static __global__ void __launch_bounds__(kThreads)
@@ -111,7 +117,7 @@ static __global__ void __launch_bounds__(kThreads)
     const int64_t r = (int64_t)blockIdx.x * kThreads + threadIdx.x;
     if (r >= args.n_rows) return;
     const int64_t y = target_of(&args.targets, args.first + r);
-    const int32_t *max = args.max + r * (args.n_max + kTargetInts);
+    const int32_t *max = args.max + r * (args.n_max + kGivenInts);
     int64_t *sum = args.sum + r * args.n_sum;
     int32_t index = lli_softmax_key_none;
     if (y < 0) {
@@ -126,8 +132,8 @@ static __global__ void __launch_bounds__(kThreads)
     args.index[r] = index;
 }
 
-/* Ranks that were given other targets have added up what does not belong together: the row is NaN, and so is
- * the reduced loss, also on a rank that was told to ignore the row. */
+/* Ranks that were given other targets or divisors have added up what does not belong together: the row is
+ * NaN, and so is the reduced loss, also on a rank that was told to ignore the row. */
 static __device__ void refuse_row(const lli_cuda_exchange *args, lli_row_part *row) {
     row->whole.top = row->rest.top = LLI_TOP_NAN;
     atomicOr(&args->totals->loss.flags, (int32_t)LLI_EXACT_NAN);
@@ -139,7 +145,7 @@ static __global__ void __launch_bounds__(kThreads)
     const int64_t r = (int64_t)blockIdx.x * kThreads + threadIdx.x;
     if (r >= args.n_rows) return;
     const int64_t y = target_of(&args.targets, args.first + r);
-    const int32_t *max = args.max + r * (args.n_max + kTargetInts);
+    const int32_t *max = args.max + r * (args.n_max + kGivenInts);
     const bool agreed = max[args.n_max + 1] == ~max[args.n_max];
     if (y < 0 && agreed) return;
     const lli_exchange core = core_of(&args);

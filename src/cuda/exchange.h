@@ -7,9 +7,10 @@
  *   rows     both -> the whole row, as an lli_cuda_row that finish.cu takes
  *
  * The integers are those of core/exchange.h, whose lines are compiled here; two more of each row tell whether
- * all ranks were given the same target, which the host cannot see:
+ * all ranks were given the same target and divisor, which the host cannot see:
  *
- *   max[], by token:  [ core/exchange.h ][ target ][ ~target ]         equal on all ranks: max[1] = ~max[0]
+ *   max[], by token:  [ core/exchange.h ][ given ][ ~given ]         alike on all ranks: the maxima are again
+ *                                                                    one the other's complement
  *
  * Rows of ignored and bad targets send what no rank takes up: sizes follow from the number of tokens. */
 #ifndef LLI_CUDA_EXCHANGE_H
@@ -18,7 +19,7 @@
 #include "core/exchange.h"
 #include "cuda/work.h"
 
-enum { kTargetInts = 2 };
+enum { kGivenInts = 2 };
 
 typedef struct lli_cuda_place {
     float *z;          /* [n_rows, 64]: raw products of the columns at hand, in place to logits */
@@ -37,7 +38,7 @@ typedef struct lli_cuda_exchange {
     lli_exact *soft;       /* [n_rows], likewise; or NULL: no smoothing */
     const float *edges[2]; /* logits of the rank's first and last tile where shared, [n_rows, 64]; or NULL */
     const float *class_weight;
-    int32_t *max;   /* [n_rows, n_max + kTargetInts] */
+    int32_t *max;   /* [n_rows, n_max + kGivenInts] */
     int64_t *sum;   /* [n_rows, n_sum] */
     int32_t *index; /* [n_rows] */
     int64_t n_max, n_sum;

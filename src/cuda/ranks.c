@@ -15,7 +15,7 @@ static size_t most_bytes(const ll_plan *plan) {
         const lli_cuda_cut cut = lli_cuda_cut_make(&plan->problem, &plan->config, (ll_pass)pass);
         const int64_t chunk = lli_max(cut.forward_tokens, cut.grad_tokens);
         const int64_t sums = chunk * cut.n_sum * (int64_t)sizeof(int64_t);
-        const int64_t maxima = chunk * (cut.n_max + kTargetInts) * (int64_t)sizeof(int32_t);
+        const int64_t maxima = chunk * (cut.n_max + kGivenInts) * (int64_t)sizeof(int32_t);
         const int64_t grad = cut.acc_tokens * cut.d_padded * (int64_t)sizeof(float);
         most = (size_t)lli_max((int64_t)most, lli_max(grad, lli_max(sums, maxima)));
     }
@@ -186,7 +186,7 @@ ll_status lli_cuda_exchange_chunk(const lli_cuda_run *run, const lli_cuda_chunk 
         args.edges[first ? 0 : 1] = z;
     }
     LLI_LAUNCH(run, "the ranks' maxima", lli_cuda_exchange_max_launch(&args, run->stream));
-    LLI_TRY(over_ranks(run, OPERATION_MAX, args.max, n * (cut->n_max + kTargetInts)));
+    LLI_TRY(over_ranks(run, OPERATION_MAX, args.max, n * (cut->n_max + kGivenInts)));
     LLI_LAUNCH(run, "the ranks' sums", lli_cuda_exchange_sum_launch(&args, run->stream));
     LLI_TRY(over_ranks(run, OPERATION_SUM, args.sum, n * cut->n_sum));
     if (args.want_argmax) LLI_TRY(over_ranks(run, OPERATION_MAX, args.index, n));

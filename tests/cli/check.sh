@@ -111,7 +111,7 @@ export LL_KERNEL=linear_ce_ref
 wants 2 "runs on one rank" check $small --ranks 2
 unset LL_KERNEL
 wants 0 "threads  built in: ranks of one process" info
-wants 0 "nccl     not in this version" info
+wants 0 "nccl     " info
 wants 0 "LL_COMM_DEBUG" info
 
 finish

@@ -25,5 +25,6 @@ int numerics_main(int argc, char **argv);
 int gradients_main(int argc, char **argv);
 int invariance_main(int argc, char **argv);
 int ranks_main(int argc, char **argv);
+int group_main(int argc, char **argv);
 
 #endif

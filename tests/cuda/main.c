@@ -31,6 +31,7 @@ static const struct {
     {"large", cuda_large_main, NULL},
     {"ranks", cuda_ranks_main, NULL},
     {"rank_faults", NULL, ranks_main},
+    {"rank_groups", NULL, group_main},
     {"nccl", cuda_nccl_main, NULL},
     {"kernel_bits", kernel_bits_main, NULL},
     {"ce", cuda_given_main, NULL},

@@ -23,6 +23,7 @@ typedef struct lli_nccl_watch {
     pthread_t thread;
     bool started, stop;
     bool busy;    /* the rank is in an NCCL call: it must not be aborted under its feet */
+    bool used;    /* `queued` was recorded */
     bool pending; /* `queued` marks the last operation, which is to end before `deadline` */
     int64_t deadline_ms;
     cudaEvent_t queued;
@@ -54,8 +55,10 @@ void
 lli_nccl_kill(lli_nccl_end *end, const char *format, ...);
 /* True, and the sentence copied, if the group is dead. */
 bool lli_nccl_is_dead(lli_nccl_end *end);
-/* Around the rank's NCCL calls. False: the group is dead, and there is no end to be called. */
-bool lli_nccl_enter(lli_nccl_end *end);
+/* Around the rank's NCCL calls. False: the group is dead, and there is no end to be called. What is queued on
+ * the stream from here on comes after the operation before it, be that on another stream: they share memory.
+ */
+bool lli_nccl_enter(lli_nccl_end *end, cudaStream_t stream);
 void lli_nccl_leave(lli_nccl_end *end);
 /* What was queued on the stream so far is to end in time. */
 cudaError_t lli_nccl_watch_stream(lli_nccl_end *end, cudaStream_t stream);

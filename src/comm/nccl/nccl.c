@@ -82,7 +82,7 @@ static ll_status broken_cuda(lli_nccl_end *end, const char *what, int status) {
 static ll_status reduce(lli_nccl_end *end, const char *what, void *values, int64_t n, ncclDataType_t type,
                         ncclRedOp_t op, cudaStream_t stream) {
     if (n < 0 || (n > 0 && !values)) return broken(end, what, ncclInvalidArgument);
-    if (!lli_nccl_enter(end)) return LL_STATUS_COMM;
+    if (!lli_nccl_enter(end, stream)) return LL_STATUS_COMM;
     ll_status status = LL_STATUS_OK;
     if (n) {
         const ncclResult_t result =
@@ -170,7 +170,7 @@ static ll_status sum_piece(lli_nccl_end *end, float *values, int64_t n, cudaStre
 static ll_status nccl_sum_f32(void *self, float *values, int64_t n, ll_stream stream) {
     lli_nccl_end *end = self;
     if (n < 0 || (n > 0 && !values)) return broken(end, "sum_f32", ncclInvalidArgument);
-    if (!lli_nccl_enter(end)) return LL_STATUS_COMM;
+    if (!lli_nccl_enter(end, stream)) return LL_STATUS_COMM;
     ll_status status = LL_STATUS_OK;
     const int64_t piece = end->slice * end->size;
     for (int64_t at = 0; at < n && end->size > 1 && status == LL_STATUS_OK; at += piece) {

@@ -40,12 +40,20 @@ bool lli_nccl_is_dead(lli_nccl_end *end) {
     return dead;
 }
 
-bool lli_nccl_enter(lli_nccl_end *end) {
-    pthread_mutex_lock(&end->watch.mutex);
-    const bool dead = end->watch.dead;
-    if (dead) memcpy(end->sentence, end->watch.sentence, sizeof end->sentence);
-    end->watch.busy = !dead;
-    pthread_mutex_unlock(&end->watch.mutex);
+static bool captured(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone;
+}
+
+bool lli_nccl_enter(lli_nccl_end *end, cudaStream_t stream) {
+    lli_nccl_watch *watch = &end->watch;
+    const bool eager = !captured(stream);
+    pthread_mutex_lock(&watch->mutex);
+    const bool dead = watch->dead;
+    if (dead) memcpy(end->sentence, watch->sentence, sizeof end->sentence);
+    watch->busy = !dead;
+    if (!dead && eager && watch->used) (void)cudaStreamWaitEvent(stream, watch->queued, 0);
+    pthread_mutex_unlock(&watch->mutex);
     return !dead;
 }
 
@@ -57,13 +65,11 @@ void lli_nccl_leave(lli_nccl_end *end) {
 }
 
 cudaError_t lli_nccl_watch_stream(lli_nccl_end *end, cudaStream_t stream) {
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t status = cudaStreamIsCapturing(stream, &capture);
-    if (status != cudaSuccess || capture != cudaStreamCaptureStatusNone) return status;
+    if (captured(stream)) return cudaSuccess;
     lli_nccl_watch *watch = &end->watch;
     pthread_mutex_lock(&watch->mutex);
-    status = cudaEventRecord(watch->queued, stream);
-    watch->pending = status == cudaSuccess;
+    const cudaError_t status = cudaEventRecord(watch->queued, stream);
+    watch->used = watch->pending = status == cudaSuccess;
     watch->deadline_ms = lli_nccl_now_ms() + end->timeout_ms;
     pthread_cond_broadcast(&watch->changed);
     pthread_mutex_unlock(&watch->mutex);
