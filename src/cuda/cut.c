@@ -253,6 +253,8 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
                 c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
             } else if (c.forward_cols > kTileColumns) {
                 c.forward_cols = lli_max(kTileColumns, c.forward_cols / 2 / kTileCols * kTileCols);
+            } else if (c.forward_tokens > kLeastTokens) {
+                c.forward_tokens = smaller(c.forward_tokens);
             } else {
                 break;
             }
