@@ -8,6 +8,6 @@ if [ "$found" != ll_comm_nccl_create ]; then
     exit 1
 fi
 others=$(readelf -d "$1" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-    grep -vE '^(libnccl|libc|libm|libdl|librt|libpthread|ld-linux[a-z0-9-]*)\.so\.') || exit 0
+    grep -vE '^(libnccl|libstdc\+\+|libgcc_s|libc|libm|libdl|librt|libpthread|ld-linux[a-z0-9-]*)\.so\.') || exit 0
 echo "needed besides NCCL and the system: $others"
 exit 1
