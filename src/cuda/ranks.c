@@ -133,7 +133,7 @@ void lli_cuda_cut_call(const lli_cuda_run *whole, lli_cuda_parts_of_call *parts)
     cut_part(whole, ranges.own, 0, &parts->own);
     for (int32_t i = 0; i < ranges.n_edges; i++) {
         lli_cuda_run *edge = &parts->edges[i].run;
-        cut_part(whole, ranges.edges[i], whole->cut.v_cols + i * kTileCols, &parts->edges[i]);
+        cut_part(whole, ranges.edges[i], whole->cut.v_cols + (int64_t)i * kTileCols, &parts->edges[i]);
         edge->cut.v_cols = kTileCols;
         edge->cut.kept_cols = 0; /* logits are formed again: of so few columns that is nothing */
     }
