@@ -528,7 +528,8 @@ static struct captured capture(struct group_case *c, const ll_comm *comm, struct
     snprintf(got.sentence, sizeof got.sentence, "%s", got.status ? ll_last_error() : "");
     void *graph = capture_end(stream);
     if (got.status == LL_STATUS_OK && graph) {
-        got.graph = graph_launch(graph, stream) && graph_launch(graph, stream) && stream_wait(stream);
+        got.graph = graph_launch(graph, stream);
+        got.graph = graph_launch(graph, stream) && got.graph && stream_wait(stream);
         assert_true(image_fetch(&image));
     }
     if (graph) graph_close(graph);
