@@ -59,6 +59,7 @@ bool lli_nccl_is_dead(lli_nccl_end *end);
  * the stream from here on comes after the operation before it, be that on another stream: they share memory.
  */
 bool lli_nccl_enter(lli_nccl_end *end, cudaStream_t stream);
+bool lli_nccl_hold(lli_nccl_end *end); /* the same where nothing is queued */
 void lli_nccl_leave(lli_nccl_end *end);
 /* What was queued on the stream so far is to end in time. */
 cudaError_t lli_nccl_watch_stream(lli_nccl_end *end, cudaStream_t stream);

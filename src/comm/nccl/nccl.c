@@ -214,21 +214,23 @@ static const char *nccl_error(void *self) {
 
 /* ---- Life --------------------------------------------------------------------------------------- */
 
+/* NCCL's end, together with the other ranks', unless the group is dead. */
+static void disconnect(lli_nccl_end *end) {
+    if (!lli_nccl_hold(end)) return; /* the watching thread ends it, or has */
+    const bool fine = settle(end, ncclCommFinalize(end->nccl)) == ncclSuccess;
+    (void)(fine ? ncclCommDestroy(end->nccl) : ncclCommAbort(end->nccl));
+    end->nccl = NULL;
+    lli_nccl_leave(end);
+}
+
 static void end_free(lli_nccl_end *end) {
     if (!end) return;
     int callers = 0;
     (void)cudaGetDevice(&callers);
     (void)cudaSetDevice(end->device);
-    const bool watched = end->watch.started;
+    if (end->watch.started && end->nccl) disconnect(end);
     lli_nccl_watch_close(end);
-    if (end->nccl && !(watched && end->watch.aborted)) {
-        if (end->watch.dead) {
-            (void)ncclCommAbort(end->nccl);
-        } else {
-            (void)settle(end, ncclCommFinalize(end->nccl));
-            (void)ncclCommDestroy(end->nccl);
-        }
-    }
+    if (end->nccl && !end->watch.aborted) (void)ncclCommAbort(end->nccl);
     (void)cudaFree(end->received);
     (void)cudaSetDevice(callers);
     free(end);

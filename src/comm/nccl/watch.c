@@ -45,16 +45,21 @@ static bool captured(cudaStream_t stream) {
     return cudaStreamIsCapturing(stream, &capture) != cudaSuccess || capture != cudaStreamCaptureStatusNone;
 }
 
-bool lli_nccl_enter(lli_nccl_end *end, cudaStream_t stream) {
+bool lli_nccl_hold(lli_nccl_end *end) {
     lli_nccl_watch *watch = &end->watch;
-    const bool eager = !captured(stream);
     pthread_mutex_lock(&watch->mutex);
     const bool dead = watch->dead;
     if (dead) memcpy(end->sentence, watch->sentence, sizeof end->sentence);
     watch->busy = !dead;
-    if (!dead && eager && watch->used) (void)cudaStreamWaitEvent(stream, watch->queued, 0);
     pthread_mutex_unlock(&watch->mutex);
     return !dead;
+}
+
+bool lli_nccl_enter(lli_nccl_end *end, cudaStream_t stream) {
+    if (!lli_nccl_hold(end)) return false;
+    /* Both are of this thread, which alone records the event. */
+    if (end->watch.used && !captured(stream)) (void)cudaStreamWaitEvent(stream, end->watch.queued, 0);
+    return true;
 }
 
 void lli_nccl_leave(lli_nccl_end *end) {
