@@ -283,7 +283,7 @@ static int run_default(const bench_options *options) {
 }
 
 int ll_cmd_bench(int argc, char **argv) {
-    bench_options o = {.seconds = 2, .backend = "auto"};
+    bench_options o = {.seconds = 2, .backend = "auto", .cut = {.comm = "threads"}};
     int64_t n_threads = 0;
     cli_strings problems = {0};
     const cli_option options[] = {

@@ -30,20 +30,12 @@ typedef struct ranks_run {
     int64_t n_tokens;
 } ranks_run;
 
-static ll_status timed_call(const ranks_run *run, int side, double *seconds) {
-    double begin_s = cli_seconds();
-    LLI_TRY(cli_ranks_run(run->sides[side], run->pass, &run->args));
-    *seconds = cli_seconds() - begin_s;
-    return LL_STATUS_OK;
-}
-
 /* Warms both sides up, and takes the second one's exchange. digests: of the log-probs. */
 static ll_status first_calls(const ranks_run *run, uint64_t digests[2], ranks_row *row) {
     ll_comm_counts before, after;
-    double seconds;
     for (int side = 0; side < 2; side++) {
         LLI_TRY(cli_ranks_counts(run->sides[1], &before));
-        LLI_TRY(timed_call(run, side, &seconds));
+        LLI_TRY(cli_ranks_run(run->sides[side], run->pass, &run->args));
         LLI_TRY(cli_ranks_counts(run->sides[1], &after));
         digests[side] = cli_digest(run->results->nll, run->n_tokens);
     }
@@ -59,7 +51,11 @@ static ll_status time_in_turn(const ranks_run *run, double seconds, ranks_row *r
     double times[2][kMaxRepeats];
     const double begin_s = cli_seconds();
     do {
-        for (int side = 0; side < 2; side++) LLI_TRY(timed_call(run, side, &times[side][row->repeats]));
+        for (int side = 0; side < 2; side++) {
+            const double call_s = cli_seconds();
+            LLI_TRY(cli_ranks_again(run->sides[side]));
+            times[side][row->repeats] = cli_seconds() - call_s;
+        }
         row->repeats++;
     } while (row->repeats < kMaxRepeats && (row->repeats < kMinRepeats || cli_seconds() - begin_s < seconds));
     row->one_ms = 1e3 * bench_median(times[0], row->repeats);
@@ -72,7 +68,7 @@ static ll_status create_sides(const bench_options *options, const struct problem
     ll_plan_desc desc;
     int32_t passes = 1 << problem->pass | CLI_FORWARD, per_rank;
     int64_t whole[] = {0, problem->v_total + problem->v_pad};
-    const cli_cut one = {1, whole};
+    const cli_cut one = {.n_ranks = 1, .begins = whole};
     problem_desc(problem, &desc);
     desc.backend = cli_backend(options->backend);
     LLI_TRY(cli_ranks_threads(desc.n_threads, row->cut.n_ranks, &per_rank));

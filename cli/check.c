@@ -5,6 +5,7 @@
 #include "check.h"
 
 #include "core/status.h"
+#include "gpu.h"
 #include "ranks.h"
 
 #include <stdio.h>
@@ -126,8 +127,18 @@ typedef struct thread_ranks {
 
 static ll_status run_thread_rank(void *context, int32_t rank) {
     const thread_ranks *ranks = context;
+    const check_options *options = ranks->world->options;
+    ll_comm nccl = {0};
+    const ll_comm *comm = &ranks->comms[rank];
     bool mine;
-    return check_rank(ranks->world, &ranks->comms[rank], &ranks->reports[rank], &mine);
+    if (strcmp(options->comm, "nccl") == 0) {
+        LLI_TRY(cli_gpu_use(rank));
+        LLI_TRY(ll_comm_nccl(comm, limit_ms(options), &nccl));
+        comm = &nccl;
+    }
+    const ll_status status = check_rank(ranks->world, comm, &ranks->reports[rank], &mine);
+    ll_comm_destroy(&nccl);
+    return status;
 }
 
 static ll_status run_threads(const check_world *world, thread_ranks *ranks) {
@@ -194,15 +205,11 @@ static int check_processes(const check_options *options) {
 }
 
 static int run_check(const check_options *options) {
-    if (check_on_gpu(options) && (options->ranks > 1 || strcmp(options->comm, "threads") != 0)) {
-        return cli_fail(CLI_EXIT_USAGE,
-                        "--backend cuda: found with ranks, wanted one: a GPU takes no others in "
-                        "this version");
+    if (strcmp(options->comm, "nccl") == 0 && !check_on_gpu(options)) {
+        return cli_fail(CLI_EXIT_USAGE, "--comm nccl: found with --backend %s, wanted cuda",
+                        options->backend);
     }
-    if (strcmp(options->comm, "nccl") == 0) {
-        return cli_fail(CLI_EXIT_USAGE, "--comm nccl: not in this version, wanted threads or mpi");
-    }
-    if (strcmp(options->comm, "threads") == 0) return check_threads(options);
+    if (strcmp(options->comm, "mpi") != 0) return check_threads(options);
     if (options->ranks) {
         return cli_fail(CLI_EXIT_USAGE,
                         "--ranks: found with --comm %s, where the launcher (mpirun -n N) says how many",
@@ -232,7 +239,8 @@ int ll_cmd_check(int argc, char **argv) {
         {"tokens", CLI_INT64, &o.tokens, "N", "default 128", .min = 1, .max = any},
         {"hidden-size", CLI_INT64, &o.hidden_size, "N", "default 256", .min = 1, .max = 1 << 20},
         {"vocab-size", CLI_INT64, &o.vocab_size, "N", "default 4096", .min = 1, .max = LL_VOCAB_MAX},
-        {"ranks", CLI_INT64, &o.ranks, "N", "ranks of --comm threads; default 1", .min = 1, .max = kRanksMax},
+        {"ranks", CLI_INT64, &o.ranks, "N", "ranks of --comm threads and nccl; default 1", .min = 1,
+         .max = kRanksMax},
         {"uneven-shards", CLI_FLAG, &o.uneven_shards,
          .help = "very different shards with edges inside tiles, one of three or more empty; default even"},
         {"no-bias", CLI_FLAG, &o.no_bias, .help = "no bias; default with one"},
@@ -243,9 +251,12 @@ int ll_cmd_check(int argc, char **argv) {
         {"rtol", CLI_DOUBLE, &o.rtol, "X", "relative tolerance of every line; default by dtype and mode",
          .max = huge},
         {"comm", CLI_STRING, &o.comm, "threads|mpi|nccl",
-         .help = "what joins the ranks: threads of this process, or processes of mpirun; default threads"},
+         .help = "what joins the ranks: threads of this process in host memory, processes of mpirun, or NCCL "
+                 "between "
+                 "threads with a GPU each; default threads"},
         {"backend", CLI_STRING, &o.backend, "auto|cpu|cuda",
-         .help = "cuda: all but the reference on the GPU, one rank; default auto, a CPU"},
+         .help =
+             "cuda: all but the reference on GPUs, rank r on GPU r modulo their number; default auto, a CPU"},
         {"threads", CLI_INT64, &o.threads, "N",
          "of this process; default LL_NUM_THREADS if set, else the CPUs of this process", .min = 1,
          .max = 1024},

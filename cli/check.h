@@ -174,8 +174,10 @@ check_difference check_bits(const check_shape *shape, const check_results *got, 
 check_difference check_all_bits(const check_shape *shape, int64_t v_local, const check_results *got,
                                 const check_results *want);
 bool check_line_passes(const check_line *line);
-/* Where the results under test are made; on a GPU there is one rank and no communicator. */
+/* Whether the results under test are made on a GPU. */
 bool check_on_gpu(const check_options *options);
+/* The communicator of a rank's plan: on a GPU one rank goes without. */
+const ll_comm *check_plan_comm(const check_options *options, const ll_comm *comm);
 
 /* ---- Phases and report -------------------------------------------------------------------------- */
 

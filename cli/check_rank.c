@@ -4,6 +4,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "gpu.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -61,7 +62,7 @@ static ll_status run_shard(const check_world *world, const ll_comm *comm, check_
     check_call call = {.inputs = &world->inputs,
                        .v_begin = begins[0],
                        .v_local = begins[1] - begins[0],
-                       .comm = check_on_gpu(world->options) ? NULL : comm,
+                       .comm = check_plan_comm(world->options, comm),
                        .backend = cli_backend(world->options->backend),
                        .grad_dtype = world->shape.dtype,
                        .n_threads = world->n_threads};
@@ -120,6 +121,7 @@ ll_status check_rank(const check_world *world, const ll_comm *comm, check_report
     check_record record = {0};
     check_stress stress = {0};
     *mine = false;
+    if (check_on_gpu(world->options)) LLI_TRY(cli_gpu_use(comm->rank));
     LLI_TRY(compare_inputs(world, comm, &record, report));
     LLI_TRY(run_shard(world, comm, &record, report, mine));
     LLI_TRY(check_gather(comm, &record, report->records, sizeof record));

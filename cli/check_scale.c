@@ -48,6 +48,10 @@ bool check_on_gpu(const check_options *options) {
     return strcmp(options->backend, "cuda") == 0;
 }
 
+const ll_comm *check_plan_comm(const check_options *options, const ll_comm *comm) {
+    return check_on_gpu(options) && comm->size == 1 ? NULL : comm;
+}
+
 static double delta_of(const check_options *options, const check_shape *shape) {
     const double rounding = check_on_gpu(options) ? 0x1p-23 : 0x1p-24;
     const double chain = 6 * CHECK_LOGIT_STD * rounding * sqrt((double)shape->n_hidden + 256);

@@ -58,7 +58,7 @@ ll_status check_stress_run(const check_world *world, const ll_comm *comm, check_
     check_call call = {.inputs = &inputs,
                        .v_begin = begins[0],
                        .v_local = begins[1] - begins[0],
-                       .comm = check_on_gpu(world->options) ? NULL : comm,
+                       .comm = check_plan_comm(world->options, comm),
                        .backend = cli_backend(world->options->backend),
                        .grad_dtype = shape->dtype,
                        .n_threads = world->n_threads};

@@ -64,7 +64,7 @@ static int read_shards(const char *text, int64_t n_rows, const char *rows, cli_c
 }
 
 int cli_cut_make(const cli_cut_options *options, int64_t n_rows, const char *rows, cli_cut *cut) {
-    *cut = (cli_cut){0};
+    *cut = (cli_cut){.nccl = options->comm && strcmp(options->comm, "nccl") == 0};
     if (options->ranks && options->shards) {
         return cli_fail(CLI_EXIT_USAGE, "--ranks and --shards: found both, wanted one");
     }

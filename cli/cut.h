@@ -11,15 +11,16 @@ enum { kRanksMax = 256 };
 typedef struct cli_cut {
     int32_t n_ranks;
     int64_t *begins; /* [n_ranks + 1] */
+    bool nccl;       /* the ranks are on GPUs of their own, joined by NCCL */
 } cli_cut;
 
-/* What the two options were given; 0 and NULL: not. */
+/* What the options were given; 0 and NULL: not. comm: "threads" before they are read. */
 typedef struct cli_cut_options {
     int64_t ranks;
-    const char *shards;
+    const char *shards, *comm;
 } cli_cut_options;
 
-/* The two lines of an option table. */
+/* The lines of an option table. */
 #define CLI_CUT_OPTIONS(cut_options)                                                                         \
     {.name = "ranks",                                                                                        \
      .type = CLI_INT64,                                                                                      \
@@ -28,9 +29,14 @@ typedef struct cli_cut_options {
      .help = "cut the vocabulary evenly over N ranks, threads of this process; default 1",                   \
      .min = 1,                                                                                               \
      .max = kRanksMax},                                                                                      \
+        {.name = "shards",                                                                                   \
+         .type = CLI_STRING,                                                                                 \
+         .value = &(cut_options).shards,                                                                     \
+         .metavar = "0,B,...,V",                                                                             \
+         .help = "cut it at these rows instead; equal neighbours are an empty rank"},                        \
     {                                                                                                        \
-        .name = "shards", .type = CLI_STRING, .value = &(cut_options).shards, .metavar = "0,B,...,V",        \
-        .help = "cut it at these rows instead; equal neighbours are an empty rank"                           \
+        .name = "comm", .type = CLI_STRING, .value = &(cut_options).comm, .metavar = "threads|nccl",         \
+        .help = "what joins the ranks: host memory, or NCCL with a GPU each; default threads"                \
     }
 
 /* The cut of n_rows rows; `rows` says whose they are ("rows of --weight w.npy"). One rank has all of them

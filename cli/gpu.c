@@ -45,6 +45,14 @@ bool cli_gpu_wanted(const ll_plan *plan) {
     return strncmp(ll_plan_kernel(plan), prefix, sizeof prefix - 1) == 0;
 }
 
+ll_status cli_gpu_use(int32_t rank) {
+    char why[200];
+    const lli_backend_library *library = lli_cuda_library(why, sizeof why);
+    LLI_REQUIRE(library, LL_STATUS_UNSUPPORTED, "the GPU: %s", why);
+    const int32_t count = library->memory->count();
+    return count ? library->memory->use(rank % count) : LL_STATUS_OK; /* the plan says that there is none */
+}
+
 ll_status cli_gpu_open(const ll_plan_desc *desc, size_t workspace_bytes, cli_gpu **result) {
     char why[200];
     const lli_backend_library *library = lli_cuda_library(why, sizeof why);

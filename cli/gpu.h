@@ -10,6 +10,9 @@ typedef struct cli_gpu cli_gpu;
 /* True if the plan's kernel wants its operands in device memory. */
 bool cli_gpu_wanted(const ll_plan *plan);
 
+/* This thread's GPU from here on: the one of rank r, r modulo the GPUs there are. UNSUPPORTED, CUDA. */
+ll_status cli_gpu_use(int32_t rank);
+
 /* For plans with this description; workspace_bytes: of the hungriest pass. NULL and MEMORY, CUDA. */
 ll_status cli_gpu_open(const ll_plan_desc *desc, size_t workspace_bytes, cli_gpu **gpu);
 void cli_gpu_close(cli_gpu *gpu); /* NULL is fine */

@@ -37,18 +37,18 @@ static const char *cuda_text(void) {
     return text;
 }
 
-/* Communicators; file: of its library, NULL: built in, or not in this version. */
+/* Communicators; file: of its library, NULL: built in. */
 static const struct {
     const char *name, *file, *about;
 } comms[] = {
     {"self", NULL, "built in: one rank"},
     {"threads", NULL, "built in: ranks of one process"},
     {"mpi", "liblogitless_mpi.so.0", ""},
-    {"nccl", NULL, "not in this version"},
+    {"nccl", "liblogitless_nccl.so.0", ""},
 };
 enum { kComms = sizeof comms / sizeof comms[0], kCommText = kLibraryPathBytes + 200 };
 
-/* Only looks for the file: loading it would start MPI. */
+/* Only looks for the file: loading it may start threads. */
 static const char *about_comm(int i, char text[kCommText]) {
     lli_library library;
     if (!comms[i].file) return comms[i].about;

@@ -14,7 +14,7 @@
 
 /* No rank of this process can get lost: one that fails aborts the group. So the limit must not end a run
  * whose cut is very uneven, where the ranks with few rows wait long for the one with many. */
-enum { kTimeoutMs = 24 * 3600 * 1000 };
+enum { kTimeoutMs = 24 * 3600 * 1000, kNcclTimeoutMs = 120 * 1000 };
 
 typedef struct rank_thread {
     cli_rank_work *work;
@@ -83,18 +83,20 @@ typedef struct scratch {
 
 typedef struct rank_state {
     ll_plan *plan;
+    ll_comm nccl, counter; /* over the threads; zeros: not used */
     void *workspace;
     size_t workspace_bytes;
-    cli_gpu *gpu; /* NULL: operands stay where they are */
+    cli_gpu *gpu;             /* NULL: operands stay where they are */
+    ll_linear_ce_args on_gpu; /* the last call, in its memory */
     scratch spare;
 } rank_state;
 
 struct cli_ranks {
     int32_t n_ranks, n_threads, passes; /* n_threads of one rank */
-    bool counting;
+    bool counting, nccl;
     int64_t *begins;
     ll_plan_desc desc;
-    ll_comm *comms, *counters; /* counters wrap comms; without them both are the same */
+    ll_comm *comms;
     rank_state *states;
     ll_pass pass; /* of the call in progress */
     const ll_linear_ce_args *args;
@@ -112,6 +114,28 @@ static bool allocate_spare(const cli_ranks *ranks, scratch *spare) {
     return spare->floats && spare->argmax && (spare->grad_x || !wants_grad);
 }
 
+/* The threads of ranks are new in every call. */
+static ll_status use_device(const cli_ranks *ranks, int32_t rank) {
+    const bool spread = ranks->n_ranks > 1 && ranks->desc.backend == LL_BACKEND_CUDA;
+    return spread ? cli_gpu_use(rank) : LL_STATUS_OK;
+}
+
+/* The rank's communicator: threads, or NCCL over them, and a counter around it. */
+static ll_status join(cli_ranks *ranks, int32_t rank, const ll_comm **comm) {
+    static const ll_comm_double script = {.struct_bytes = sizeof script};
+    rank_state *state = &ranks->states[rank];
+    *comm = &ranks->comms[rank];
+    if (ranks->nccl) {
+        LLI_TRY(ll_comm_nccl(*comm, kNcclTimeoutMs, &state->nccl));
+        *comm = &state->nccl;
+    }
+    if (ranks->counting) {
+        LLI_TRY(ll_comm_double_create(*comm, &script, &state->counter));
+        *comm = &state->counter;
+    }
+    return LL_STATUS_OK;
+}
+
 static ll_status create_rank(void *context, int32_t rank) {
     cli_ranks *ranks = context;
     rank_state *state = &ranks->states[rank];
@@ -119,7 +143,8 @@ static ll_status create_rank(void *context, int32_t rank) {
     desc.v_begin = ranks->begins[rank];
     desc.v_local = ranks->begins[rank + 1] - ranks->begins[rank];
     desc.n_threads = ranks->n_threads;
-    desc.comm = ranks->n_ranks > 1 ? &ranks->counters[rank] : NULL;
+    LLI_TRY(use_device(ranks, rank));
+    if (ranks->n_ranks > 1) LLI_TRY(join(ranks, rank, &desc.comm));
     LLI_TRY(ll_plan_create(&desc, &state->plan));
     for (int pass = LL_PASS_FORWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         size_t bytes;
@@ -127,21 +152,12 @@ static ll_status create_rank(void *context, int32_t rank) {
         LLI_TRY(ll_plan_workspace(state->plan, (ll_pass)pass, &bytes));
         if (bytes > state->workspace_bytes) state->workspace_bytes = bytes;
     }
-    if (cli_gpu_wanted(state->plan)) return cli_gpu_open(&desc, state->workspace_bytes, &state->gpu);
-    state->workspace = aligned_alloc(64, (state->workspace_bytes + 64) / 64 * 64);
-    LLI_REQUIRE(state->workspace && (rank == 0 || allocate_spare(ranks, &state->spare)), LL_STATUS_MEMORY,
-                "out of memory for a workspace of %zu bytes and %lld tokens", state->workspace_bytes,
-                (long long)desc.n_tokens_max);
-    return LL_STATUS_OK;
-}
-
-static ll_status create_group(cli_ranks *ranks) {
-    const ll_comm_double script = {.struct_bytes = sizeof script};
-    LLI_TRY(ll_comm_threads(ranks->n_ranks, kTimeoutMs, ranks->comms));
-    for (int32_t r = 0; ranks->counting && r < ranks->n_ranks; r++) {
-        LLI_TRY(ll_comm_double_create(&ranks->comms[r], &script, &ranks->counters[r]));
-    }
-    return LL_STATUS_OK;
+    const bool on_gpu = cli_gpu_wanted(state->plan);
+    if (!on_gpu) state->workspace = aligned_alloc(64, (state->workspace_bytes + 64) / 64 * 64);
+    LLI_REQUIRE((state->workspace || on_gpu) && (rank == 0 || allocate_spare(ranks, &state->spare)),
+                LL_STATUS_MEMORY, "out of memory for a workspace of %zu bytes and %lld tokens",
+                state->workspace_bytes, (long long)desc.n_tokens_max);
+    return on_gpu ? cli_gpu_open(&desc, state->workspace_bytes, &state->gpu) : LL_STATUS_OK;
 }
 
 ll_status cli_ranks_create(const ll_plan_desc *desc, const cli_cut *cut, int32_t passes, bool count_bytes,
@@ -158,23 +174,31 @@ ll_status cli_ranks_create(const ll_plan_desc *desc, const cli_cut *cut, int32_t
     ranks->begins = malloc((n + 1) * sizeof *ranks->begins);
     ranks->states = calloc(n, sizeof *ranks->states);
     ranks->comms = calloc(n, sizeof *ranks->comms);
-    ranks->counters = ranks->counting ? calloc(n, sizeof *ranks->counters) : ranks->comms;
-    if (!ranks->begins || !ranks->states || !ranks->comms || !ranks->counters) {
+    ranks->nccl = cut->nccl && n > 1;
+    if (!ranks->begins || !ranks->states || !ranks->comms) {
         status = LL_STATUS_MEMORY;
         (void)lli_fail(status, "out of memory for %d ranks", (int)cut->n_ranks);
     } else {
         memcpy(ranks->begins, cut->begins, (n + 1) * sizeof *ranks->begins);
         status = cli_ranks_threads(desc->n_threads, ranks->n_ranks, &ranks->n_threads);
     }
-    if (status == LL_STATUS_OK && n > 1) status = create_group(ranks);
+    if (status == LL_STATUS_OK && n > 1) status = ll_comm_threads(ranks->n_ranks, kTimeoutMs, ranks->comms);
     if (status == LL_STATUS_OK) {
-        status = cli_ranks_at_once(ranks->counters, ranks->n_ranks, create_rank, ranks);
+        status = cli_ranks_at_once(ranks->comms, ranks->n_ranks, create_rank, ranks);
     }
     if (status != LL_STATUS_OK) {
         cli_ranks_destroy(ranks);
         *result = NULL;
     }
     return status;
+}
+
+/* NCCL's end is reached by all ranks together. */
+static ll_status leave_rank(void *context, int32_t rank) {
+    cli_ranks *ranks = context;
+    ll_comm_destroy(&ranks->states[rank].counter);
+    ll_comm_destroy(&ranks->states[rank].nccl);
+    return LL_STATUS_OK;
 }
 
 void cli_ranks_destroy(cli_ranks *ranks) {
@@ -188,11 +212,10 @@ void cli_ranks_destroy(cli_ranks *ranks) {
         free(state->spare.argmax);
         free(state->spare.floats);
     }
-    for (int32_t r = 0; ranks->counting && ranks->counters && r < ranks->n_ranks; r++) {
-        ll_comm_destroy(&ranks->counters[r]);
+    if (ranks->states && ranks->comms) {
+        (void)cli_ranks_at_once(ranks->comms, ranks->n_ranks, leave_rank, ranks);
     }
     for (int32_t r = 0; ranks->comms && r < ranks->n_ranks; r++) ll_comm_destroy(&ranks->comms[r]);
-    if (ranks->counting) free(ranks->counters);
     free(ranks->comms);
     free(ranks->states);
     free(ranks->begins);
@@ -222,9 +245,10 @@ static void use_spare(const cli_ranks *ranks, scratch *spare, ll_linear_ce_args 
     args->grad_x.row_stride = args->grad_x.cols;
 }
 
+static ll_status (*const passes[])(const ll_plan *, const ll_linear_ce_args *, ll_stream) = {
+    ll_linear_ce_forward, ll_linear_ce_backward, ll_linear_ce_forward_backward};
+
 static ll_status call_rank(void *context, int32_t rank) {
-    static ll_status (*const passes[])(const ll_plan *, const ll_linear_ce_args *, ll_stream) = {
-        ll_linear_ce_forward, ll_linear_ce_backward, ll_linear_ce_forward_backward};
     const cli_ranks *ranks = context;
     rank_state *state = &ranks->states[rank];
     const int64_t first = ranks->begins[rank], count = ranks->begins[rank + 1] - first;
@@ -233,8 +257,13 @@ static ll_status call_rank(void *context, int32_t rank) {
     slice(&args.bias, first, count);
     slice(&args.grad_w, first, count);
     slice(&args.grad_bias, first, count);
-    if (state->gpu) return cli_gpu_run(state->gpu, state->plan, ranks->pass, &args);
     if (rank > 0) use_spare(ranks, &state->spare, &args);
+    LLI_TRY(use_device(ranks, rank));
+    if (state->gpu) {
+        LLI_TRY(cli_gpu_bind(state->gpu, &args, &state->on_gpu));
+        LLI_TRY(passes[ranks->pass](state->plan, &state->on_gpu, NULL));
+        return cli_gpu_fetch(state->gpu);
+    }
     args.workspace = state->workspace;
     args.workspace_bytes = state->workspace_bytes;
     return passes[ranks->pass](state->plan, &args, NULL);
@@ -243,7 +272,20 @@ static ll_status call_rank(void *context, int32_t rank) {
 ll_status cli_ranks_run(cli_ranks *ranks, ll_pass pass, const ll_linear_ce_args *args) {
     ranks->pass = pass;
     ranks->args = args;
-    return cli_ranks_at_once(ranks->counters, ranks->n_ranks, call_rank, ranks);
+    return cli_ranks_at_once(ranks->comms, ranks->n_ranks, call_rank, ranks);
+}
+
+static ll_status call_rank_again(void *context, int32_t rank) {
+    const cli_ranks *ranks = context;
+    rank_state *state = &ranks->states[rank];
+    if (!state->gpu) return call_rank(context, rank);
+    LLI_TRY(use_device(ranks, rank));
+    LLI_TRY(passes[ranks->pass](state->plan, &state->on_gpu, NULL));
+    return cli_gpu_wait(state->gpu);
+}
+
+ll_status cli_ranks_again(cli_ranks *ranks) {
+    return cli_ranks_at_once(ranks->comms, ranks->n_ranks, call_rank_again, ranks);
 }
 
 const ll_plan *cli_ranks_plan(const cli_ranks *ranks) {
@@ -264,5 +306,5 @@ size_t cli_ranks_workspace_bytes(const cli_ranks *ranks) {
 
 ll_status cli_ranks_counts(const cli_ranks *ranks, ll_comm_counts *counts) {
     *counts = (ll_comm_counts){0};
-    return ranks->counting ? ll_comm_double_counts(&ranks->counters[0], counts) : LL_STATUS_OK;
+    return ranks->counting ? ll_comm_double_counts(&ranks->states[0].counter, counts) : LL_STATUS_OK;
 }

@@ -1,5 +1,6 @@
 /* Calls of the library on ranks that are threads of this process, each with its own plan, shard of the
- * vocabulary and workspace. With one rank there is no communicator and no further thread. */
+ * vocabulary and workspace; on a GPU rank r is on device r modulo those that there are. With one rank there
+ * is no communicator and no further thread. */
 #ifndef LL_CLI_RANKS_H
 #define LL_CLI_RANKS_H
 
@@ -34,6 +35,9 @@ void cli_ranks_destroy(cli_ranks *ranks); /* NULL is fine */
  * those of rank 0 (all ranks have the same), grad_w and grad_bias come from each rank's rows. `pass` must be
  * among `passes`. */
 ll_status cli_ranks_run(cli_ranks *ranks, ll_pass pass, const ll_linear_ce_args *args);
+
+/* The last call once more, with operands and results where it left them: on a GPU nothing is copied. */
+ll_status cli_ranks_again(cli_ranks *ranks);
 
 /* Rank 0's plan: kernel, numerics, threads of one rank. */
 const ll_plan *cli_ranks_plan(const cli_ranks *ranks);

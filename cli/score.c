@@ -137,7 +137,8 @@ int ll_cmd_score(int argc, char **argv) {
                        .backend = "auto",
                        .temperature = 1,
                        .ignore_index = -100,
-                       .chunk_tokens = 4096};
+                       .chunk_tokens = 4096,
+                       .cut = {.comm = "threads"}};
     const cli_option options[] = {
         {.name = "hidden",
          .type = CLI_STRING,

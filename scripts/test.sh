@@ -136,6 +136,7 @@ stage_headers() {
     # Every macro that a caller writes is expanded, so that it compiles in both languages.
     cat >"$source" <<'C'
 #include <logitless/comm_mpi.h>
+#include <logitless/comm_nccl.h>
 int header_use(void);
 int header_use(void) {
     ll_loss loss = LL_LOSS_INIT;

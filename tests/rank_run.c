@@ -153,10 +153,11 @@ static ll_status run_pass(const struct rank *r, const ll_plan *plan, ll_linear_c
 static void *rank_main(void *argument) {
     struct rank *r = argument;
     struct rank_run *run = r->run;
-    ll_comm outer = r->comm;
+    ll_comm outer = r->comm, joined = r->comm;
     ll_plan *plan = NULL;
-    ll_status status = LL_STATUS_OK;
-    if (run->script) status = ll_comm_double_create(&r->comm, run->script, &outer);
+    ll_status status = run->join ? run->join(run->context, r->rank, &r->comm, &joined) : LL_STATUS_OK;
+    outer = joined;
+    if (status == LL_STATUS_OK && run->script) status = ll_comm_double_create(&joined, run->script, &outer);
     ll_plan_desc desc = *r->desc;
     desc.comm = &outer;
     desc.v_begin = run->cut->begin[r->rank];
@@ -174,6 +175,7 @@ static void *rank_main(void *argument) {
         ll_comm_double_counts(&outer, &run->counts[r->rank]);
         ll_comm_destroy(&outer);
     }
+    if (run->join) ll_comm_destroy(&joined);
     return NULL;
 }
 

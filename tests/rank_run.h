@@ -35,6 +35,8 @@ struct rank_run {
     const ll_comm_double *script; /* NULL, or a test double around every rank's communicator */
     void (*change)(void *context, int32_t rank, ll_plan_desc *desc, ll_linear_ce_args *args);
     bool (*stay_away)(void *context, int32_t rank); /* after ll_plan_create, before the pass */
+    /* Another communicator over the rank's own, `threads`; NULL: that one. */
+    ll_status (*join)(void *context, int32_t rank, const ll_comm *threads, ll_comm *comm);
     void *context;
     /* Out. */
     ll_status status[kRanksMax];

@@ -35,6 +35,20 @@ extern "C" {
  * rank may arrive, which includes its work since the operation before. */
 #define LL_COMM_TIMEOUT_MS 60000
 
+/* Where the arrays of max_i32, sum_i64 and sum_f32 lie (all_gather's are always host memory).
+ *
+ *   HOST    host memory, and stream is NULL. A plan on a GPU hands its arrays over through pinned host memory
+ *           that it owns: it waits for the stream, does the operation on the host, and queues the copy back.
+ *           That is the one case in which a call on a GPU waits; it cannot be captured in a graph, and says
+ * so DEVICE  memory of the stream's GPU: the operation is queued on the stream and ordered with it. Plans on
+ * a CPU refuse such a communicator ANY     either: host memory, or device memory in the order of the stream
+ */
+typedef enum ll_comm_memory {
+    LL_COMM_MEMORY_HOST = 0,
+    LL_COMM_MEMORY_DEVICE = 1,
+    LL_COMM_MEMORY_ANY = 2
+} ll_comm_memory;
+
 /* A rank's end of a group. Every function is called by one thread of a rank at a time, and in the same
  * order with the same n on every rank. Arrays are overwritten in place with the result, the same on every
  * rank. An operation returns LL_STATUS_OK, or LL_STATUS_COMM within the time limit if it could not be done
@@ -52,8 +66,9 @@ extern "C" {
  *               Called by its members only, with equal lists; NULL: not offered
  *   destroy     releases self; no operation may be in flight; NULL: nothing to release
  *
- * stream: NULL on a CPU. max_i32, sum_i64 and sum_f32 are ordered on it and their arrays are device memory
- * where it is the stream of a GPU. */
+ * stream: NULL for host memory. For device memory the plan's (NULL: the GPU's default stream), on which
+ * max_i32, sum_i64 and sum_f32 are ordered; the plan's GPU is current. An operation that fails later than its
+ * call makes the next one fail. */
 typedef struct ll_comm {
     size_t struct_bytes;
     int32_t rank, size; /* 0 <= rank < size <= LL_COMM_RANKS_MAX */
@@ -61,7 +76,7 @@ typedef struct ll_comm {
      * so that a rank out of step is named instead of timing out. On for all ranks if it is for one.
      * LL_COMM_DEBUG=1 in the environment of ll_plan_create does the same. */
     int32_t debug;
-    int32_t reserved;
+    int32_t memory; /* ll_comm_memory */
     void *self;
     ll_status (*max_i32)(void *self, int32_t *values, int64_t n, ll_stream stream);
     ll_status (*sum_i64)(void *self, int64_t *values, int64_t n, ll_stream stream);
@@ -86,7 +101,7 @@ static inline ll_comm lli_comm_init(void) {
     { .struct_bytes = sizeof(ll_comm) }
 #endif
 
-/* One rank: every operation is a copy. Nothing to destroy. Errors: INVALID_ARG. */
+/* One rank: every operation is a copy, in any memory. Nothing to destroy. Errors: INVALID_ARG. */
 LL_API ll_status ll_comm_self(ll_comm *comm);
 
 /* comms[0..size): the ends of a new group of `size` ranks in this process, each for one thread at a time.
@@ -99,6 +114,13 @@ LL_API ll_status ll_comm_threads(int32_t size, int32_t timeout_ms, ll_comm *comm
  * for where LL_COMM_PATH says (a folder), beside this program or library, then by the system's rules.
  * Errors: INVALID_ARG, COMM (with what is missing, or what MPI said). */
 LL_API ll_status ll_comm_open(const char *name, int32_t timeout_ms, ll_comm *comm);
+
+/* NCCL between GPUs: *comm, the end of a group of the same ranks as `host`, for a plan on the GPU that is
+ * current. Loads liblogitless_nccl.so, which is looked for as ll_comm_open does; comm_nccl.h says what it is.
+ * host: the rank's end of a communicator in host memory (threads, mpi, the caller's own), which stays the
+ * caller's and must outlive comm. Collective over host; one GPU a rank. timeout_ms: 0 for LL_COMM_TIMEOUT_MS.
+ * It makes no groups: make them of `host`. Errors: INVALID_ARG, MEMORY, CUDA, COMM. */
+LL_API ll_status ll_comm_nccl(const ll_comm *host, int32_t timeout_ms, ll_comm *comm);
 
 /* Ranks ranks[0..n_ranks) of `world`, in the order of their new ranks: any subset, strided too. Only members
  * call it, all with the same list; several groups may be made and work side by side. Two groups with the

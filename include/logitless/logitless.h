@@ -390,8 +390,10 @@ static inline ll_linear_ce_args lli_linear_ce_args_init(void) {
  * ask for fewer results. All errors above are then the same on every rank; also INVALID_ARG where ranks
  * differ in n_tokens, target, divisor or in what is given; COMM where a rank does not come or the
  * communicator fails, the results are then undefined. stream: NULL on a CPU; of the plan's device on CUDA.
- * Method: fused blocked GEMM and softmax after Cut Cross-Entropy (Wijmans et al., 2024), with order-free
- * integer sums (docs/numerics.md). */
+ * There contents are not compared at the call: a row whose target, or all rows where the divisor, is not the
+ * same on every rank are NaN and counted in *bad_targets; a communicator in host memory makes the call wait
+ * for the stream, and INVALID_ARG where that is being captured. Method: fused blocked GEMM and softmax after
+ * Cut Cross-Entropy (Wijmans et al., 2024), with order-free integer sums (docs/numerics.md). */
 LL_API ll_status ll_linear_ce_forward(const ll_plan *plan, const ll_linear_ce_args *args, ll_stream stream);
 
 /* Gradients of J for any per-token upstream, from the forward's saved results; recomputes the logits

@@ -17,8 +17,8 @@ ll_status lli_comm_check(const ll_comm *comm, const char *where) {
                 "%s.rank is %d, want 0 .. %d", where, whole.rank, whole.size - 1);
     LLI_REQUIRE(whole.debug == 0 || whole.debug == 1, LL_STATUS_INVALID_ARG, "%s.debug is %d, want 0 or 1",
                 where, whole.debug);
-    LLI_REQUIRE(whole.reserved == 0, LL_STATUS_INVALID_ARG, "%s.reserved is %d, want 0", where,
-                whole.reserved);
+    LLI_REQUIRE(whole.memory >= LL_COMM_MEMORY_HOST && whole.memory <= LL_COMM_MEMORY_ANY,
+                LL_STATUS_INVALID_ARG, "%s.memory is %d, want an ll_comm_memory", where, whole.memory);
     const char *missing = !whole.max_i32      ? "max_i32"
                           : !whole.sum_i64    ? "sum_i64"
                           : !whole.all_gather ? "all_gather"

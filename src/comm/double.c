@@ -181,6 +181,7 @@ static bool make_double(const ll_comm *inner, bool owns_inner, const ll_comm_dou
                       .rank = t->rank,
                       .size = t->size,
                       .debug = inner->debug,
+                      .memory = inner->memory,
                       .self = t,
                       .max_i32 = double_max_i32,
                       .sum_i64 = double_sum_i64,

@@ -55,6 +55,7 @@ ll_status ll_comm_self(ll_comm *comm) {
     LLI_REQUIRE(comm, LL_STATUS_INVALID_ARG, "ll_comm_self: comm is NULL");
     *comm = (ll_comm){.struct_bytes = sizeof *comm,
                       .size = 1,
+                      .memory = LL_COMM_MEMORY_ANY,
                       .max_i32 = self_max_i32,
                       .sum_i64 = self_sum_i64,
                       .all_gather = self_all_gather,

@@ -45,8 +45,8 @@ static lli_facts plan_facts(const lli_group *group, const lli_problem *p, const 
     lli_fact_add(&facts, "n_ids", LLI_FACT_INT, p->n_ids);
     lli_fact_add(&facts, "n_top", LLI_FACT_INT, p->n_top);
     add_loss(&facts, &p->loss);
-    lli_fact_add(&facts, "the kernel's numerics", LLI_FACT_CONTENT,
-                 kernel ? lli_hash(kernel->numerics, strlen(kernel->numerics), 0) : 0);
+    const char *numerics = !kernel ? "" : kernel->numerics ? kernel->numerics : kernel->numerics_here();
+    lli_fact_add(&facts, "the kernel's numerics", LLI_FACT_CONTENT, lli_hash(numerics, strlen(numerics), 0));
     facts.vote[kVoteBegin] = p->v_begin;
     facts.vote[kVoteCount] = p->v_local;
     facts.vote[kVoteDebug] = group->debug;
@@ -188,25 +188,27 @@ static void add_contents(lli_facts *facts, const lli_problem *problem, const lli
     }
 }
 
+static void add_targets(lli_facts *facts, const lli_call *call) {
+    int64_t divisor = 0;
+    if (call->args->divisor) memcpy(&divisor, call->args->divisor, sizeof divisor);
+    lli_fact_add(facts, "the target", LLI_FACT_CONTENT, hash_targets(call));
+    lli_fact_add(facts, "the divisor", LLI_FACT_F64, divisor);
+    if (call->ce) lli_fact_add(facts, "the ids", LLI_FACT_CONTENT, hash_ids(call));
+}
+
 enum { kVoteEntropy, kVoteArgmax, kVoteRank, kVoteTop };
 
-ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, ll_op op,
+ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, ll_op op, bool on_host,
                          lli_call *call) {
     const ll_linear_ce_args *a = call->args;
     const int first = op == LL_OP_CE ? LLI_CALL_CE_FORWARD : LLI_CALL_FORWARD;
     lli_facts facts = lli_facts_begin((lli_call_name)(first + (int)call->pass));
     if (mine == LL_STATUS_OK) {
-        int64_t divisor = 0;
-        if (a->divisor) memcpy(&divisor, a->divisor, sizeof divisor);
         lli_fact_add(&facts, call->ce ? "the rows of logits" : "the rows of x", LLI_FACT_INT, call->n_tokens);
         add_given(&facts, a, call->pass);
-        lli_fact_add(&facts, "the target", LLI_FACT_CONTENT, hash_targets(call));
-        lli_fact_add(&facts, "the divisor", LLI_FACT_F64, divisor);
-        if (call->ce) {
-            lli_fact_add(&facts, "the columns of ids", LLI_FACT_INT, call->ce->ids.cols);
-            lli_fact_add(&facts, "the ids", LLI_FACT_CONTENT, hash_ids(call));
-        }
-        if (group->debug) add_contents(&facts, problem, call);
+        if (call->ce) lli_fact_add(&facts, "the columns of ids", LLI_FACT_INT, call->ce->ids.cols);
+        if (on_host) add_targets(&facts, call);
+        if (on_host && group->debug) add_contents(&facts, problem, call);
     }
     facts.vote[kVoteEntropy] = call->want_entropy;
     facts.vote[kVoteArgmax] = call->want_argmax;

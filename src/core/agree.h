@@ -19,8 +19,9 @@ ll_status lli_agree_cuts(lli_group *group, ll_status mine, lli_config *config);
 ll_status lli_agree_ready(lli_group *group, ll_status mine, lli_config *config);
 
 /* The meeting that every pass starts with; sets what any rank wants. call->args may be NULL where `mine` is
- * an error. op: of the function that was called. */
-ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, ll_op op,
+ * an error. op: of the function that was called. on_host: operands may be read here; else their contents are
+ * not compared. */
+ll_status lli_agree_call(lli_group *group, ll_status mine, const lli_problem *problem, ll_op op, bool on_host,
                          lli_call *call);
 
 #endif

@@ -20,8 +20,12 @@ static const lli_host host = {
     .config_bytes = sizeof(lli_config),
     .args_bytes = sizeof(ll_linear_ce_args),
     .ce_args_bytes = sizeof(ll_ce_args),
+    .group_bytes = sizeof(lli_group),
     .fail = lli_fail,
     .pass_names = lli_pass_names,
+    .group_max = lli_group_max,
+    .group_sum = lli_group_sum,
+    .group_sum_f32 = lli_group_sum_f32,
 };
 
 static const lli_backend_library *load(char *why, size_t why_bytes) {

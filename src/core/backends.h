@@ -10,9 +10,14 @@ typedef struct lli_host {
     size_t struct_bytes;
     const char *version;
     /* What the two sides read of each other's structs. */
-    size_t problem_bytes, call_bytes, plan_bytes, kernel_bytes, config_bytes, args_bytes, ce_args_bytes;
+    size_t problem_bytes, call_bytes, plan_bytes, kernel_bytes, config_bytes, args_bytes, ce_args_bytes,
+        group_bytes;
     ll_status (*fail)(ll_status status, const char *format, ...);
     const char *const *pass_names; /* lli_pass_names */
+    /* The operations of a plan's group (core/group.h). */
+    ll_status (*group_max)(lli_group *group, int32_t *values, int64_t n, ll_stream stream);
+    ll_status (*group_sum)(lli_group *group, int64_t *values, int64_t n, ll_stream stream);
+    ll_status (*group_sum_f32)(lli_group *group, float *values, int64_t n, ll_stream stream);
 } lli_host;
 
 /* Memory of a device, for programs that have their operands in host memory. */
@@ -22,6 +27,8 @@ typedef struct lli_device_memory {
     ll_status (*to_device)(void *to, const void *from, size_t bytes);
     ll_status (*to_host)(void *to, const void *from, size_t bytes); /* after everything queued before it */
     ll_status (*wait)(void);
+    int32_t (*count)(void);           /* of devices */
+    ll_status (*use)(int32_t device); /* this thread's from here on */
 } lli_device_memory;
 
 typedef struct lli_backend_library {

@@ -1,4 +1,4 @@
-/* The integers of exchange.h. */
+/* The integers of exchange.h; device code too (shared.h). */
 #include "core/exchange.h"
 #include "core/dtype.h"
 
@@ -11,11 +11,11 @@ enum { kMaxFixed = 3, kSumFixed = 10, kSumSoft = kExactLimbs + 1 };
 enum { kTopWhole = 0, kTopRest = 1, kKeyLargest = 2, kKeyRest = 3, kKeyShared = 4 };
 enum { kWhole = 0, kRest = 6, kTarget = 9, kSharedRest = 10, kShared = 11 };
 
-int64_t lli_exchange_n_max(int32_t n_shared, bool smoothing) {
+LLI_SHARED int64_t lli_exchange_n_max(int32_t n_shared, bool smoothing) {
     return kMaxFixed + (n_shared ? 1 + (int64_t)n_shared * (smoothing ? 2 : 1) : 0);
 }
 
-int64_t lli_exchange_n_sum(int32_t n_shared, bool smoothing) {
+LLI_SHARED int64_t lli_exchange_n_sum(int32_t n_shared, bool smoothing) {
     return kSumFixed + (n_shared ? 1 + (int64_t)n_shared * (smoothing ? 3 : 2) : 0) +
            (smoothing ? kSumSoft : 0);
 }
@@ -30,19 +30,22 @@ typedef struct edge {
 } edge;
 
 /* The rank's shared tiles, each once: a shard inside one tile has it as its first and as its last. */
-static int edges_of(const lli_exchange *exchange, const lli_row_part *part, edge edges[2]) {
+LLI_LOCAL int edges_of(const lli_exchange *exchange, const lli_row_part *part, edge edges[2]) {
     const lli_shards *shards = exchange->shards;
     const int32_t at[2] = {shards->first_shared, shards->last_shared};
     int n = 0;
     for (int side = 0; side < 2; side++) {
         if (at[side] < 0 || (side == 1 && at[1] == at[0])) continue;
-        edges[n++] = (edge){part->edges[side], at[side], shards->shared[at[side]] * kTileCols};
+        edges[n].z = part->edges[side];
+        edges[n].shared = at[side];
+        edges[n].column = shards->shared[at[side]] * kTileCols;
+        n++;
     }
     return n;
 }
 
 /* Largest logit; NaN if one is NaN. skip: a position left out, or -1. */
-static float largest(const float *z, int64_t skip) {
+LLI_LOCAL float largest(const float *z, int64_t skip) {
     float max = -INFINITY;
     for (int64_t v = 0; v < kTileCols; v++) {
         if (v == skip) continue;
@@ -53,7 +56,7 @@ static float largest(const float *z, int64_t skip) {
 }
 
 /* cw[v] z_v as the kernels form it: a weight of 0 takes the column out, and so does another rank. */
-static float soft_term(const lli_exchange *exchange, const edge *e, int64_t v) {
+LLI_LOCAL float soft_term(const lli_exchange *exchange, const edge *e, int64_t v) {
     const float cw = exchange->class_weight ? exchange->class_weight[e->column + v] : 1.0f;
     return cw == 0.0f ? 0.0f : cw * e->z[v];
 }
@@ -63,12 +66,13 @@ typedef struct range {
     int64_t begin, end;
 } range;
 
-static range own_columns(const lli_exchange *exchange, const edge *e) {
+LLI_LOCAL range own_columns(const lli_exchange *exchange, const edge *e) {
     const int64_t begin = exchange->shards->begin - e->column, end = exchange->shards->end - e->column;
-    return (range){begin > 0 ? begin : 0, end < kTileCols ? end : kTileCols};
+    const range own = {begin > 0 ? begin : 0, end < kTileCols ? end : kTileCols};
+    return own;
 }
 
-static int32_t soft_bits(const lli_exchange *exchange, const edge *e) {
+LLI_LOCAL int32_t soft_bits(const lli_exchange *exchange, const edge *e) {
     const range own = own_columns(exchange, e);
     uint32_t bits = 0;
     for (int64_t v = own.begin; v < own.end; v++) {
@@ -80,7 +84,7 @@ static int32_t soft_bits(const lli_exchange *exchange, const edge *e) {
 
 /* ---- Maxima ------------------------------------------------------------------------------------- */
 
-static void edge_max(const lli_exchange *exchange, const edge *e, int64_t target, int32_t *max) {
+LLI_LOCAL void edge_max(const lli_exchange *exchange, const edge *e, int64_t target, int32_t *max) {
     const int32_t n_shared = exchange->shards->n_shared;
     const int64_t at = target - e->column;
     if (at >= 0 && at < kTileCols) max[kKeyRest] = lli_softmax_key(largest(e->z, at));
@@ -88,7 +92,8 @@ static void edge_max(const lli_exchange *exchange, const edge *e, int64_t target
     if (exchange->smoothing) max[kKeyShared + n_shared + e->shared] = soft_bits(exchange, e);
 }
 
-void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, int64_t target, int32_t *max) {
+LLI_SHARED void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, int64_t target,
+                                 int32_t *max) {
     const int64_t n = lli_exchange_n_max(exchange->shards->n_shared, exchange->smoothing);
     for (int64_t i = 0; i < n; i++) max[i] = lli_softmax_key_none;
     max[kTopWhole] = part->whole.top;
@@ -101,8 +106,9 @@ void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, in
 
 /* ---- Sums --------------------------------------------------------------------------------------- */
 
-static void pack_exact(const lli_exact *value, int64_t *limbs) {
-    lli_exact carried = {0};
+LLI_LOCAL void pack_exact(const lli_exact *value, int64_t *limbs) {
+    lli_exact carried;
+    memset(&carried, 0, sizeof carried);
     lli_exact_merge(&carried, value); /* limbs in [0, 2^32): any number of ranks adds without overflow */
     memcpy(limbs, carried.limb, sizeof carried.limb);
     for (int bit = 0; bit < 3; bit++) {
@@ -110,8 +116,8 @@ static void pack_exact(const lli_exact *value, int64_t *limbs) {
     }
 }
 
-static void unpack_exact(const int64_t *limbs, lli_exact *value) {
-    *value = (lli_exact){0};
+LLI_LOCAL void unpack_exact(const int64_t *limbs, lli_exact *value) {
+    memset(value, 0, sizeof *value);
     memcpy(value->limb, limbs, sizeof value->limb);
     for (int bit = 0; bit < 3; bit++) {
         if (limbs[kExactLimbs] >> 20 * bit & 0xfffff) value->flags |= 1 << bit;
@@ -119,13 +125,13 @@ static void unpack_exact(const int64_t *limbs, lli_exact *value) {
 }
 
 /* The grid of a tile's soft sum; the kernels' vector code does the same. largest < 2^exponent. */
-static int32_t soft_exponent(int32_t largest_bits) {
+LLI_LOCAL int32_t soft_exponent(int32_t largest_bits) {
     const int32_t exponent = (largest_bits >> 23) - 126;
     return exponent < -90 ? -90 : exponent;
 }
 
 /* Terms on the grid; where the group has an infinite or NaN term, the rank's own go to the flags. */
-static int64_t soft_total(const lli_exchange *exchange, const edge *e, int32_t bits, lli_exact *specials) {
+LLI_LOCAL int64_t soft_total(const lli_exchange *exchange, const edge *e, int32_t bits, lli_exact *specials) {
     const range own = own_columns(exchange, e);
     const int32_t shift = 30 - soft_exponent(bits), half = shift / 2;
     int64_t total = 0;
@@ -141,8 +147,8 @@ static int64_t soft_total(const lli_exchange *exchange, const edge *e, int32_t b
     return total;
 }
 
-static void edge_sum(const lli_exchange *exchange, const edge *e, int64_t target, const int32_t *max,
-                     int64_t *sum, lli_exact *soft) {
+LLI_LOCAL void edge_sum(const lli_exchange *exchange, const edge *e, int64_t target, const int32_t *max,
+                        int64_t *sum, lli_exact *soft) {
     const int32_t n_shared = exchange->shards->n_shared;
     const int64_t at = target - e->column;
     int64_t *tile = sum + kShared + 2 * (int64_t)e->shared, unused;
@@ -161,8 +167,8 @@ static void edge_sum(const lli_exchange *exchange, const edge *e, int64_t target
     }
 }
 
-void lli_exchange_sum(const lli_exchange *exchange, const lli_row_part *part, int64_t target,
-                      const int32_t *max, int64_t *sum) {
+LLI_SHARED void lli_exchange_sum(const lli_exchange *exchange, const lli_row_part *part, int64_t target,
+                                 const int32_t *max, int64_t *sum) {
     const int64_t n = lli_exchange_n_sum(exchange->shards->n_shared, exchange->smoothing);
     lli_softmax whole = part->whole, rest = part->rest;
     lli_exact soft = part->soft;
@@ -181,16 +187,17 @@ void lli_exchange_sum(const lli_exchange *exchange, const lli_row_part *part, in
 
 /* ---- The row ------------------------------------------------------------------------------------ */
 
-void lli_exchange_row(const lli_exchange *exchange, const int32_t *max, const int64_t *sum, int64_t target,
-                      lli_row_part *row) {
+LLI_SHARED void lli_exchange_row(const lli_exchange *exchange, const int32_t *max, const int64_t *sum,
+                                 int64_t target, lli_row_part *row) {
     const lli_shards *shards = exchange->shards;
     const int32_t n_shared = shards->n_shared;
-    *row = (lli_row_part){.whole.top = max[kTopWhole],
-                          .rest.top = max[kTopRest],
-                          .z = lli_float((uint32_t)sum[kTarget]),
-                          .max = lli_softmax_key_value(max[kKeyLargest]),
-                          .argmax = -1,
-                          .has_target = 1};
+    memset(row, 0, sizeof *row);
+    row->whole.top = max[kTopWhole];
+    row->rest.top = max[kTopRest];
+    row->z = lli_float((uint32_t)sum[kTarget]);
+    row->max = lli_softmax_key_value(max[kKeyLargest]);
+    row->argmax = -1;
+    row->has_target = 1;
     memcpy(row->whole.s, sum + kWhole, sizeof row->whole.s);
     memcpy(row->whole.u, sum + kWhole + 3, sizeof row->whole.u);
     memcpy(row->rest.s, sum + kRest, sizeof row->rest.s);
@@ -213,7 +220,7 @@ void lli_exchange_row(const lli_exchange *exchange, const int32_t *max, const in
     }
 }
 
-int32_t lli_exchange_index(const lli_row_part *part, const int32_t *max) {
+LLI_SHARED int32_t lli_exchange_index(const lli_row_part *part, const int32_t *max) {
     const bool mine = part->argmax >= 0 && lli_softmax_key(part->max) == max[kKeyLargest];
     return mine ? -(int32_t)part->argmax : lli_softmax_key_none;
 }

@@ -46,17 +46,18 @@ typedef struct lli_exchange {
 } lli_exchange;
 
 /* Integers a token. */
-int64_t lli_exchange_n_max(int32_t n_shared, bool smoothing);
-int64_t lli_exchange_n_sum(int32_t n_shared, bool smoothing);
+LLI_SHARED int64_t lli_exchange_n_max(int32_t n_shared, bool smoothing);
+LLI_SHARED int64_t lli_exchange_n_sum(int32_t n_shared, bool smoothing);
 
 /* target: global column of the row's target. */
-void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, int64_t target, int32_t *max);
-void lli_exchange_sum(const lli_exchange *exchange, const lli_row_part *part, int64_t target,
-                      const int32_t *max, int64_t *sum);
-void lli_exchange_row(const lli_exchange *exchange, const int32_t *max, const int64_t *sum, int64_t target,
-                      lli_row_part *row);
+LLI_SHARED void lli_exchange_max(const lli_exchange *exchange, const lli_row_part *part, int64_t target,
+                                 int32_t *max);
+LLI_SHARED void lli_exchange_sum(const lli_exchange *exchange, const lli_row_part *part, int64_t target,
+                                 const int32_t *max, int64_t *sum);
+LLI_SHARED void lli_exchange_row(const lli_exchange *exchange, const int32_t *max, const int64_t *sum,
+                                 int64_t target, lli_row_part *row);
 
 /* Its maximum over ranks is minus the lowest column that has the largest logit. */
-int32_t lli_exchange_index(const lli_row_part *part, const int32_t *max);
+LLI_SHARED int32_t lli_exchange_index(const lli_row_part *part, const int32_t *max);
 
 #endif

@@ -198,20 +198,20 @@ static ll_status announce(lli_group *group, int64_t operation, int64_t n) {
     return verdict(group, &facts);
 }
 
-ll_status lli_group_max(lli_group *group, int32_t *values, int64_t n) {
+ll_status lli_group_max(lli_group *group, int32_t *values, int64_t n, ll_stream stream) {
     LLI_TRY(announce(group, kOperationMax, n));
-    const ll_status status = group->comm.max_i32(group->comm.self, values, n, NULL);
+    const ll_status status = group->comm.max_i32(group->comm.self, values, n, stream);
     return status == LL_STATUS_OK ? status : broken(group, "max_i32", status);
 }
 
-ll_status lli_group_sum(lli_group *group, int64_t *values, int64_t n) {
+ll_status lli_group_sum(lli_group *group, int64_t *values, int64_t n, ll_stream stream) {
     LLI_TRY(announce(group, kOperationSum, n));
-    const ll_status status = group->comm.sum_i64(group->comm.self, values, n, NULL);
+    const ll_status status = group->comm.sum_i64(group->comm.self, values, n, stream);
     return status == LL_STATUS_OK ? status : broken(group, "sum_i64", status);
 }
 
-ll_status lli_group_sum_f32(lli_group *group, float *values, int64_t n) {
+ll_status lli_group_sum_f32(lli_group *group, float *values, int64_t n, ll_stream stream) {
     LLI_TRY(announce(group, kOperationSumF32, n));
-    const ll_status status = group->comm.sum_f32(group->comm.self, values, n, NULL);
+    const ll_status status = group->comm.sum_f32(group->comm.self, values, n, stream);
     return status == LL_STATUS_OK ? status : broken(group, "sum_f32", status);
 }

@@ -81,10 +81,11 @@ int64_t lli_group_vote(const lli_group *group, int32_t rank, int32_t index);
 int64_t lli_group_vote_min(const lli_group *group, int32_t index);
 int64_t lli_group_vote_max(const lli_group *group, int32_t index);
 
-/* The operations of ll_comm, announced first in debug mode. COMM with a sentence; the peers are told. */
-ll_status lli_group_max(lli_group *group, int32_t *values, int64_t n);
-ll_status lli_group_sum(lli_group *group, int64_t *values, int64_t n);
-ll_status lli_group_sum_f32(lli_group *group, float *values, int64_t n);
+/* The operations of ll_comm, announced first in debug mode. COMM with a sentence; the peers are told.
+ * stream: NULL for host memory. */
+ll_status lli_group_max(lli_group *group, int32_t *values, int64_t n, ll_stream stream);
+ll_status lli_group_sum(lli_group *group, int64_t *values, int64_t n, ll_stream stream);
+ll_status lli_group_sum_f32(lli_group *group, float *values, int64_t n, ll_stream stream);
 
 /* FNV-1a over 64-bit words and a tail, for facts of kind CONTENT. */
 int64_t lli_hash(const void *data, size_t bytes, int64_t seed);

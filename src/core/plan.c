@@ -69,7 +69,14 @@ static ll_status choose_kernel(ll_plan *plan) {
 /* What a rank can do alone before it meets the others. */
 static ll_status describe_and_choose(const ll_plan_desc *desc, ll_plan *plan) {
     LLI_TRY(lli_problem_check(desc, &plan->problem));
-    return choose_kernel(plan);
+    LLI_TRY(choose_kernel(plan));
+    LLI_REQUIRE(!plan->group || plan->group->comm.memory != LL_COMM_MEMORY_DEVICE ||
+                    plan->kernel->backend == LL_BACKEND_CUDA,
+                LL_STATUS_INVALID_ARG,
+                "ll_plan_create: comm.memory is LL_COMM_MEMORY_DEVICE, want a communicator that takes host "
+                "memory for backend %s",
+                backend_names[plan->kernel->backend]);
+    return LL_STATUS_OK;
 }
 
 static ll_status start_threads(ll_plan *plan) {
@@ -97,6 +104,7 @@ static ll_status create_in_group(const ll_plan_desc *desc, ll_plan *plan) {
     lli_config agreed = plan->config;
     LLI_TRY(lli_agree_cuts(group, status, &agreed));
     status = kernel->configure(kernel, &plan->problem, &agreed, &plan->config);
+    if (status == LL_STATUS_OK && kernel->open) status = kernel->open(plan);
     if (status == LL_STATUS_OK) status = start_threads(plan);
     return lli_agree_ready(group, status, &plan->config);
 }
@@ -293,9 +301,18 @@ static ll_status run_in_group(const entry *entry, whole_args *whole, lli_call *c
     LLI_REQUIRE(!atomic_flag_test_and_set(&group->busy), LL_STATUS_INVALID_ARG,
                 "%s: the plan is in use by another thread; with a communicator its calls follow one another",
                 call->name);
+    const lli_kernel *kernel = entry->plan->kernel;
+    const bool on_host = kernel->backend != LL_BACKEND_CUDA;
     ll_status status = check(entry, whole, call);
-    status = lli_agree_call(group, status, &entry->plan->problem, entry->op, call);
-    if (status == LL_STATUS_OK) status = run_kernel(entry->plan, call);
+    if (status == LL_STATUS_OK && kernel->check_in_group) {
+        status = kernel->check_in_group(entry->plan, call);
+    }
+    status = lli_agree_call(group, status, &entry->plan->problem, entry->op, on_host, call);
+    if (status == LL_STATUS_OK) {
+        status = run_kernel(entry->plan, call);
+        /* The peers have started too, and would wait for this rank. */
+        if (status != LL_STATUS_OK && status != LL_STATUS_COMM) ll_comm_abort(&group->comm, ll_last_error());
+    }
     atomic_flag_clear(&group->busy);
     return status;
 }

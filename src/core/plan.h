@@ -43,6 +43,8 @@ struct lli_kernel {
      * configure and sets plan->device, and plan->numerics where that depends on the machine. */
     ll_status (*open)(ll_plan *plan);
     void (*close)(ll_plan *plan);
+    /* What only the backend can say of a call in a group, before the ranks meet; NULL: nothing. */
+    ll_status (*check_in_group)(const ll_plan *plan, const lli_call *call);
     const char *(*numerics_here)(void); /* of this machine, where `numerics` is NULL */
 };
 

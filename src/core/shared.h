@@ -1,7 +1,7 @@
-/* Core code that runs on a GPU too. A CUDA file includes softmax.c, exact_sum.c and loss.c as text, so that a
- * row's integers and results come from the same lines on every backend; these words then make device
- * functions of them. Such files keep to C that is C++20 as well, index small arrays by constants where they
- * are hot (a run-time index moves an array out of registers), and are compiled without contraction. */
+/* Core code that runs on a GPU too. A CUDA file includes softmax.c, exact_sum.c, loss.c and exchange.c as
+ * text, so that a row's integers and results come from the same lines on every backend; these words then make
+ * device functions of them. Such files keep to C that is C++20 as well, index small arrays by constants where
+ * they are hot (a run-time index moves an array out of registers), and are compiled without contraction. */
 #ifndef LLI_CORE_SHARED_H
 #define LLI_CORE_SHARED_H
 

@@ -101,14 +101,14 @@ static bool meet(const lli_ce_worker *worker, const ce_chunk *chunk) {
     lli_ce_run *run = worker->run;
     const bool first = worker->thread == 0;
     each_row(worker, chunk, pack_max);
-    if (first) run->status = lli_group_max(run->group, run->pieces.max, chunk->count * chunk->n_max);
+    if (first) run->status = lli_group_max(run->group, run->pieces.max, chunk->count * chunk->n_max, NULL);
     if (stopped(worker)) return false;
     each_row(worker, chunk, pack_sum);
-    if (first) run->status = lli_group_sum(run->group, run->pieces.sum, chunk->count * chunk->n_sum);
+    if (first) run->status = lli_group_sum(run->group, run->pieces.sum, chunk->count * chunk->n_sum, NULL);
     if (stopped(worker)) return false;
     if (!run->call->want_argmax) return true;
     each_row(worker, chunk, pack_index);
-    if (first) run->status = lli_group_max(run->group, run->pieces.index, chunk->count);
+    if (first) run->status = lli_group_max(run->group, run->pieces.index, chunk->count, NULL);
     return !stopped(worker);
 }
 

@@ -53,17 +53,17 @@ bool lli_exchange_chunk(const lli_worker *worker, const lli_chunk *chunk) {
     const int64_t n_tasks = (chunk->count + kFinishRows - 1) / kFinishRows;
     lli_tasks(worker, n_tasks, pack_max_task, chunk);
     if (worker->thread == 0) {
-        run->status = lli_group_max(run->group, run->pieces.max, chunk->count * run->cut.n_max);
+        run->status = lli_group_max(run->group, run->pieces.max, chunk->count * run->cut.n_max, NULL);
     }
     if (stopped(worker)) return false;
     lli_tasks(worker, n_tasks, pack_sum_task, chunk);
     if (worker->thread == 0) {
-        run->status = lli_group_sum(run->group, run->pieces.sum, chunk->count * run->cut.n_sum);
+        run->status = lli_group_sum(run->group, run->pieces.sum, chunk->count * run->cut.n_sum, NULL);
     }
     if (stopped(worker)) return false;
     if (!run->call->want_argmax) return true;
     lli_tasks(worker, n_tasks, pack_index_task, chunk);
-    if (worker->thread == 0) run->status = lli_group_max(run->group, run->pieces.index, chunk->count);
+    if (worker->thread == 0) run->status = lli_group_max(run->group, run->pieces.index, chunk->count, NULL);
     return !stopped(worker);
 }
 
@@ -84,7 +84,7 @@ bool lli_exchange_grad_x(const lli_worker *worker, const lli_chunk *chunk) {
         } else {
             close_gaps(run, chunk->count);
         }
-        run->status = lli_group_sum_f32(run->group, run->pieces.acc_x, n);
+        run->status = lli_group_sum_f32(run->group, run->pieces.acc_x, n, NULL);
     }
     return !stopped(worker);
 }

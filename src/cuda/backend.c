@@ -22,6 +22,10 @@ ll_status lli_cuda_fail(int cuda_status, const char *pass, const char *what) {
     return lli_fail(status, "%s: %s failed: %s", pass, what, cudaGetErrorString((cudaError_t)cuda_status));
 }
 
+const lli_host *lli_cuda_host(void) {
+    return &host;
+}
+
 const char *lli_cuda_pass_name(ll_pass pass) {
     return host.pass_names[pass];
 }
@@ -65,8 +69,8 @@ bool lli_cuda_machine_ok(char *why, size_t why_bytes) {
 }
 
 bool lli_cuda_takes(const lli_problem *problem, char *why, size_t why_bytes) {
-    if (problem->in_group) {
-        snprintf(why, why_bytes, "the plan has a communicator; on a GPU this version runs on one rank");
+    if (problem->in_group && problem->op == LL_OP_CE) {
+        snprintf(why, why_bytes, "the plan has a communicator; on a GPU ce runs on one rank in this version");
         return false;
     }
     if (problem->n_tokens_max > (int64_t)1 << 30) {
@@ -147,6 +151,15 @@ static ll_status wait_for_all(void) {
     return memory_status(cudaDeviceSynchronize(), "the work queued before");
 }
 
+static int32_t device_count(void) {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+static ll_status use_device(int32_t device) {
+    return memory_status(cudaSetDevice(device), "choosing a GPU");
+}
+
 /* ---- Entry -------------------------------------------------------------------------------------- */
 
 #define TEXT_OF(x)    #x
@@ -159,7 +172,7 @@ static bool same_build(const lli_host *h) {
            h->problem_bytes == sizeof(lli_problem) && h->call_bytes == sizeof(lli_call) &&
            h->plan_bytes == sizeof(ll_plan) && h->kernel_bytes == sizeof(lli_kernel) &&
            h->config_bytes == sizeof(lli_config) && h->args_bytes == sizeof(ll_linear_ce_args) &&
-           h->ce_args_bytes == sizeof(ll_ce_args);
+           h->ce_args_bytes == sizeof(ll_ce_args) && h->group_bytes == sizeof(lli_group);
 }
 
 LL_API const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, size_t why_bytes);
@@ -167,7 +180,8 @@ LL_API const lli_backend_library *lli_cuda_backend(const lli_host *from, char *w
 const lli_backend_library *lli_cuda_backend(const lli_host *from, char *why, size_t why_bytes) {
     static const lli_kernel *const kernels[] = {&lli_linear_ce_cuda_sm90, &lli_linear_ce_cuda, &lli_ce_cuda,
                                                 NULL};
-    static const lli_device_memory memory = {take, release, to_device, to_host, wait_for_all};
+    static const lli_device_memory memory = {take,         release,      to_device, to_host,
+                                             wait_for_all, device_count, use_device};
     static const lli_backend_library library = {kernels, &memory, describe};
     if (!same_build(from)) {
         snprintf(why, why_bytes,

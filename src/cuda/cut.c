@@ -2,6 +2,7 @@
 #include "cuda/cut.h"
 #include "core/dtype.h"
 #include "cuda/backend.h"
+#include "cuda/exchange.h"
 
 enum {
     kDefaultBudgetMib = 512,
@@ -40,6 +41,22 @@ int32_t lli_cuda_parts(const lli_cuda_cut *cut, int64_t n_rows, int64_t n_cols) 
     return (int32_t)((stages + (stages + parts - 1) / parts - 1) / ((stages + parts - 1) / parts));
 }
 
+lli_cuda_ranges lli_cuda_ranges_of(const lli_problem *problem) {
+    const lli_shards *shards = problem->shards;
+    if (!shards)
+        return (lli_cuda_ranges){.own.count = lli_max(0, lli_min(problem->v_local, problem->v_total))};
+    lli_cuda_ranges ranges = {0};
+    const int64_t n = shards->end - shards->begin;
+    const bool first = shards->first_shared >= 0, last = shards->last_shared >= 0;
+    int64_t before = 0, after = 0;
+    if (first) before = lli_min(n, kTileCols - shards->begin % kTileCols);
+    if (last && shards->last_shared != shards->first_shared) after = shards->end % kTileCols;
+    if (before) ranges.edges[ranges.n_edges++] = (lli_cuda_range){0, before};
+    if (after) ranges.edges[ranges.n_edges++] = (lli_cuda_range){n - after, after};
+    ranges.own = (lli_cuda_range){before, n - before - after};
+    return ranges;
+}
+
 static bool any_gradient(const lli_problem *p) {
     return !(p->frozen & LL_FROZEN_X) || !(p->frozen & LL_FROZEN_W) ||
            (p->bias_dtype != LL_DTYPE_NONE && !(p->frozen & LL_FROZEN_BIAS));
@@ -53,19 +70,27 @@ static size_t scratch_least(const lli_cuda_cut *cut) {
 
 lli_cuda_cut lli_cuda_cut_make(const lli_problem *p, const lli_config *config, ll_pass pass) {
     const int64_t element_bytes = (int64_t)lli_dtype_bytes(p->x_dtype);
-    const int64_t v = lli_max(0, lli_min(p->v_local, p->v_total));
+    const lli_cuda_ranges ranges = lli_cuda_ranges_of(p);
+    const int64_t v = ranges.own.count;
     lli_cuda_cut cut = {
         .d = p->n_hidden,
         .d_padded = lli_round_up(p->n_hidden, 16 / element_bytes),
         .element_bytes = element_bytes,
         .v = v,
-        .v_cols = lli_round_up(v, kTileCols),
+        .v_cols = p->in_group ? lli_max(kTileCols, lli_round_up(v, kTileCols)) : lli_round_up(v, kTileCols),
+        .v_real = v,
         .n_tokens_max = p->n_tokens_max,
         .gradient = pass != LL_PASS_FORWARD && any_gradient(p),
         .has_bias = p->bias_dtype != LL_DTYPE_NONE,
         .smoothing = p->loss.label_smoothing > 0.0f,
         .scaled = p->x_dtype == LL_DTYPE_F16,
+        .n_edges = ranges.n_edges,
     };
+    for (int32_t i = 0; i < ranges.n_edges; i++) cut.v_real += ranges.edges[i].count;
+    if (p->shards) {
+        cut.n_max = lli_exchange_n_max(p->shards->n_shared, cut.smoothing);
+        cut.n_sum = lli_exchange_n_sum(p->shards->n_shared, cut.smoothing);
+    }
     cut.one_pass = cut.gradient && pass == LL_PASS_FORWARD_BACKWARD && config->one_pass &&
                    !config->exponentials; /* whose cuts are lli_cuda_cut_kept's */
     if (pass != LL_PASS_BACKWARD && !cut.one_pass) {
@@ -155,16 +180,18 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
     lli_arena arena = {.base = base};
     const int64_t chunk = lli_max(cut->forward_tokens, cut->grad_tokens);
     const int64_t padded = lli_round_up(cut->grad_tokens, 64);
-    const bool all_kept = cut->one_pass && cut->kept_cols >= cut->v_cols;
+    const bool all_kept = cut->one_pass && cut->kept_cols >= cut->v_cols && !cut->n_edges;
+    const bool exchanges = cut->n_max > 0 && cut->row_slots > 0;
+    const int64_t edge_cols = (int64_t)cut->n_edges * kTileCols;
     const int64_t groups = (cut->grad_tokens + kBiasRows - 1) / kBiasRows;
     const size_t e = (size_t)cut->element_bytes;
     const int64_t slot_bytes = cut->keeps ? cut->block_elems * (int64_t)sizeof(float) : 0,
                   dz_bytes = lli_max(padded * cut->dz_cols * cut->element_bytes, slot_bytes);
     *pieces = (lli_cuda_pieces){
         .totals = lli_take(&arena, 1, sizeof(lli_cuda_totals)),
-        .bias = cut->has_bias ? lli_take(&arena, cut->v_cols, sizeof(float)) : NULL,
+        .bias = cut->has_bias ? lli_take(&arena, cut->v_cols + edge_cols, sizeof(float)) : NULL,
         .grads = cut->gradient ? lli_take(&arena, cut->n_tokens_max, sizeof(lli_cuda_grad)) : NULL,
-        .acc_bias = cut->want_bias ? lli_take(&arena, cut->v_cols, sizeof(float)) : NULL,
+        .acc_bias = cut->want_bias ? lli_take(&arena, cut->v_cols + edge_cols, sizeof(float)) : NULL,
         /* from here on a chunk's own */
         .rows = lli_take(&arena, cut->row_slots, sizeof(lli_cuda_row)),
         .soft = cut->smoothing && cut->row_slots ? lli_take(&arena, chunk, sizeof(lli_exact)) : NULL,
@@ -177,6 +204,10 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
         .bias_parts = cut->want_bias ? lli_take(&arena, groups * kDzCols, sizeof(float)) : NULL,
         .codes = lli_take(&arena, cut->code_bytes, 1),
         .anchors = lli_take(&arena, cut->anchors, sizeof(int32_t)),
+        .edges = exchanges ? lli_take(&arena, chunk * edge_cols, sizeof(float)) : NULL,
+        .max = exchanges ? lli_take(&arena, chunk * (cut->n_max + kGivenInts), sizeof(int32_t)) : NULL,
+        .index = exchanges ? lli_take(&arena, chunk, sizeof(int32_t)) : NULL,
+        .sum = exchanges ? lli_take(&arena, chunk * cut->n_sum, sizeof(int64_t)) : NULL,
         .x_pack = lli_take(&arena, cut->x_pack_rows * cut->d_padded, e),
         .scratch = lli_take(&arena, (int64_t)cut->scratch_bytes, 1),
     };
@@ -314,7 +345,9 @@ static bool try_exponentials(const lli_kernel *kernel, const lli_problem *proble
     const bool plain = problem->bias_dtype == LL_DTYPE_NONE && loss->temperature == 1.0f &&
                        loss->softcap == 0.0f && loss->label_smoothing == 0.0f;
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
-    if (!variant || !variant->exponentials || !plain || !any_gradient(problem) || v_cols == 0) return false;
+    /* Ranks exchange what a pass that keeps logits, or none, has gathered. */
+    if (!variant || !variant->exponentials || !plain || problem->in_group) return false;
+    if (!any_gradient(problem) || v_cols == 0) return false;
     lli_config wide = *config, less = *config;
     room room = {problem, budget, v_cols, config->dz_cols ? config->dz_cols : kDzCols};
     const bool wide_fits = fit_exponentials(&room, narrow, &wide);
@@ -336,6 +369,7 @@ static void try_one_pass(const lli_kernel *kernel, const lli_problem *problem, s
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
     const int64_t n = lli_max(1, problem->n_tokens_max);
     lli_config one = *config;
+    if (!any_gradient(problem)) return; /* the ranks of a group would go through other chunks than this one */
     one.one_pass = 1;
     one.one_pass_tokens = narrow ? n : lli_min(n, kLogitsTokens);
     if (one.one_pass_tokens > kLogitsTokens) return;
@@ -352,6 +386,25 @@ static void try_one_pass(const lli_kernel *kernel, const lli_problem *problem, s
     *config = one;
 }
 
+/* What the ranks of a group go through together, within this rank's own choice. */
+static void adopt(const lli_problem *problem, const lli_config *agreed, size_t budget, int64_t v_cols,
+                  lli_config *config) {
+    const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
+    config->forward_tokens = agreed->forward_tokens;
+    config->grad_tokens = agreed->grad_tokens;
+    config->columns_outside = agreed->columns_outside && problem->n_tokens_max > agreed->grad_tokens;
+    lli_config one = *config;
+    config->one_pass = 0;
+    config->one_pass_tokens = config->kept_cols = 0;
+    if (!agreed->one_pass || (narrow && agreed->one_pass_tokens < problem->n_tokens_max)) return;
+    one.one_pass = 1;
+    one.one_pass_tokens = agreed->one_pass_tokens;
+    const int64_t kept = fit_kept(problem, &one, budget, v_cols);
+    if (!kept) return; /* then no rank does it (lli_agree_ready) */
+    one.kept_cols = kept < v_cols ? kept : 0;
+    *config = one;
+}
+
 static bool over(const lli_problem *problem, const lli_config *config, size_t budget) {
     return bytes_of(problem, config, LL_PASS_BACKWARD) > budget ||
            bytes_of(problem, config, LL_PASS_FORWARD_BACKWARD) > budget;
@@ -359,7 +412,6 @@ static bool over(const lli_problem *problem, const lli_config *config, size_t bu
 
 ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
                              lli_config *config) {
-    (void)agreed;
     size_t budget = problem->budget_bytes ? problem->budget_bytes : (size_t)kDefaultBudgetMib * (size_t)kMib;
     const int64_t n = lli_max(1, problem->n_tokens_max);
     const bool narrow = !(problem->frozen & LL_FROZEN_W) && problem->grad_w_dtype != LL_DTYPE_F32;
@@ -391,6 +443,8 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
                 c.columns_outside = narrow && problem->n_tokens_max > c.grad_tokens;
             } else if (c.forward_cols > kTileColumns) {
                 c.forward_cols = lli_max(kTileColumns, c.forward_cols / 2 / kTileCols * kTileCols);
+            } else if (c.forward_tokens > kLeastTokens) {
+                c.forward_tokens = smaller(c.forward_tokens);
             } else {
                 break;
             }
@@ -413,6 +467,9 @@ ll_status lli_cuda_configure(const lli_kernel *kernel, const lli_problem *proble
     if (!try_exponentials(kernel, problem, budget, cut.v_cols, &c)) {
         try_one_pass(kernel, problem, budget, cut.v_cols, &c);
     }
+    /* A wish: other ranks may want smaller chunks, of which there are then several. */
+    if (problem->in_group && !agreed) c.columns_outside = narrow;
+    if (agreed) adopt(problem, agreed, budget, cut.v_cols, &c);
     for (int pass = LL_PASS_BACKWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         const size_t bytes = bytes_of(problem, &c, (ll_pass)pass);
         if (bytes > most) most = bytes;

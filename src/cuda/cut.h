@@ -25,7 +25,9 @@ typedef struct lli_cuda_lent {
 typedef struct lli_cuda_cut {
     int64_t d, d_padded; /* n_hidden, and rounded up to 16 bytes */
     int64_t element_bytes;
-    int64_t v, v_cols; /* real columns, and rounded up to 64 */
+    int64_t v, v_cols;    /* real columns, and rounded up to 64; in a group without edges, and at least 64 */
+    int64_t v_real;       /* all real columns */
+    int64_t n_max, n_sum; /* integers a token that ranks exchange (exchange.h); 0 without */
     int64_t n_tokens_max;
     int64_t forward_tokens;                  /* 0: no forward of its own */
     int64_t block_elems;                     /* f32 logits at a time */
@@ -40,11 +42,24 @@ typedef struct lli_cuda_cut {
     bool keeps;
     int64_t code_bytes, anchors;
     lli_cuda_lent lent; /* exponentials lie in the memory of grad_w too; the copy of x in that of grad_x */
+    int32_t n_edges;
 } lli_cuda_cut;
+
+/* Columns [begin, begin + count) of the rank's; w has their rows. */
+typedef struct lli_cuda_range {
+    int64_t begin, count;
+} lli_cuda_range;
+
+/* The rank's own columns and its edges, the first one before the last (ranks.h); alone: all are its own. */
+typedef struct lli_cuda_ranges {
+    lli_cuda_range own, edges[2];
+    int32_t n_edges;
+} lli_cuda_ranges;
+lli_cuda_ranges lli_cuda_ranges_of(const lli_problem *problem);
 
 typedef struct lli_cuda_pieces {
     lli_cuda_totals *totals;
-    float *bias;          /* f32, v_cols */
+    float *bias;          /* f32, v_cols; then 64 an edge */
     lli_cuda_row *rows;   /* row_slots */
     lli_exact *soft;      /* by row of a chunk */
     lli_cuda_grad *grads; /* by token */
@@ -54,10 +69,13 @@ typedef struct lli_cuda_pieces {
     void *x_copy;         /* the same rows, x d_padded */
     float *acc_x;         /* acc_tokens x d_padded */
     float *acc_w;         /* dz_cols x d_padded, where a narrow grad_w is a sum over chunks */
-    float *acc_bias;      /* v_cols */
+    float *acc_bias;      /* v_cols; then 64 an edge */
     float *bias_parts;    /* groups of kBiasRows x kDzCols */
     uint16_t *codes;      /* code_bytes: exponentials */
     int32_t *anchors;
+    float *edges;         /* n_edges x chunk x 64 */
+    int32_t *max, *index; /* by row of a chunk: n_max and kGivenInts; 1 */
+    int64_t *sum;         /* likewise: n_sum */
     void *x_pack, *scratch; /* operands that do not start their rows on 16 bytes; f32 of narrow grad_w */
 } lli_cuda_pieces;
 

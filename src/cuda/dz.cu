@@ -120,7 +120,7 @@ static __global__ void __launch_bounds__(kThreads, 3) dz(const __grid_constant__
     float bias[kCols], cw[kCols], sum[kCols] = {0.0f, 0.0f, 0.0f, 0.0f};
     for (int i = 0; i < kCols; i++) {
         const bool inside = c + i < args.n_cols;
-        bias[i] = inside && args.bias ? args.bias[args.column + c + i] : 0.0f;
+        bias[i] = inside && args.bias ? args.bias[c + i] : 0.0f;
         cw[i] = inside && args.class_weight ? args.class_weight[args.column + c + i] : 1.0f;
     }
 #pragma unroll 1

@@ -1,7 +1,7 @@
 /* Forward: logits of a chunk of tokens and a block of columns, small enough for the L2 cache, and their
  * statistics, block after block, or all in one kernel (fused.h); then the rows are finished. */
 #include "cuda/fused.h"
-#include "cuda/run.h"
+#include "cuda/ranks.h"
 
 enum { kEvenCols = 8 }; /* cuBLASLt's products on sm_90 have a multiple of this many columns */
 
@@ -94,11 +94,11 @@ ll_status lli_cuda_gather(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
                                   .ld = block->ld,
                                   .n_rows = chunk->count,
                                   .n_cols = block->count,
-                                  .column = block->begin,
+                                  .column = run->column + block->begin,
                                   .first = chunk->first,
                                   .targets = run->targets,
                                   .transform = run->transform,
-                                  .bias = run->pieces.bias,
+                                  .bias = run->pieces.bias ? run->pieces.bias + block->begin : NULL,
                                   .class_weight = run->call->args->class_weight,
                                   .rows = run->pieces.rows,
                                   .row_stride = chunk->count,
@@ -131,6 +131,10 @@ static lli_cuda_finish finish_args(const lli_cuda_run *run, const lli_cuda_chunk
 }
 
 ll_status lli_cuda_finish_rows(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int32_t parts) {
+    if (run->group) {
+        LLI_TRY(lli_cuda_exchange_chunk(run, chunk, parts));
+        parts = 1;
+    }
     lli_cuda_finish finish = finish_args(run, chunk);
     finish.parts = parts;
     LLI_LAUNCH(run, "finishing rows", lli_cuda_finish_launch(&finish, run->stream));

@@ -121,6 +121,7 @@ bool lli_cuda_fused_takes(const lli_cuda_run *run, const lli_cuda_chunk *chunk, 
     *fused = (lli_cuda_fused){.first = chunk->first,
                               .n_rows = chunk->count,
                               .n_cols = run->cut.v,
+                              .column = run->column,
                               .targets = run->targets,
                               .temperature = run->transform.temperature,
                               .bias = run->pieces.bias,
@@ -140,7 +141,7 @@ bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chun
                              lli_cuda_fused_dz *fused) {
     const bool plain = lli_cuda_dz_plain(dz) && !dz->bias_parts;
     *fused = (lli_cuda_fused_dz){.dz = *dz, .want_gamma = run->call->args->up_entropy != NULL};
-    return plain && set_operands(run, chunk, dz->column, dz->n_cols, &fused->tiles);
+    return plain && set_operands(run, chunk, dz->column - run->column, dz->n_cols, &fused->tiles);
 }
 
 ll_status lli_cuda_fused_form_dz(const lli_cuda_run *run, const lli_cuda_fused_dz *fused) {

@@ -66,8 +66,8 @@ typedef struct lli_cuda_fused {
     uint32_t stride, last_stride; /* g of a group, and of the last one */
     int32_t parts, last_parts;
     int64_t last_row;
-    int64_t first, n_rows; /* tokens of the chunk */
-    int64_t n_cols;
+    int64_t first, n_rows;  /* tokens of the chunk */
+    int64_t n_cols, column; /* column: global id of the first */
     lli_cuda_targets targets;
     float temperature; /* 1: none */
     const float *bias; /* f32, padded to 64 columns; or NULL */

@@ -71,7 +71,7 @@ static __global__ void __launch_bounds__(kMergeThreads) merge(const __grid_const
     if (lane != 0) return;
     args.rows[row].others = sums;
     args.rows[row].max = max;
-    args.rows[row].argmax = argmax;
+    args.rows[row].argmax = argmax < 0 ? -1 : args.column + argmax;
 }
 
 /* ---- The kernel --------------------------------------------------------------------------------- */

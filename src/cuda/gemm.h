@@ -35,8 +35,9 @@ typedef struct lli_cuda_device {
     int32_t dtype;        /* of x, w and dz */
     cublasLtHandle_t lt;
     cublasLtMatmulAlgo_t algo[kGemmKinds];
-    int32_t clusters; /* of fused.h, that run at one time; 0: it is not used */
-    void *encode_map; /* the driver's function that describes an operand to the copy engine */
+    int32_t clusters;             /* of fused.h, that run at one time; 0: it is not used */
+    void *encode_map;             /* the driver's function that describes an operand to the copy engine */
+    struct lli_cuda_ranks *ranks; /* of a plan with a communicator (ranks.h); NULL: none */
     char numerics[32];
 } lli_cuda_device;
 

@@ -5,13 +5,13 @@
  * grad_x is a sum over blocks of kSumCols columns whatever the budget, of which the block at hand has one or
  * two. */
 #include "cuda/fused.h"
-#include "cuda/run.h"
+#include "cuda/ranks.h"
 
 /* A chunk and a block, and where the sum over chunks stands. */
 typedef struct grad_step {
     const lli_cuda_chunk *chunk;
     int64_t begin, count; /* the block's columns */
-    bool first_chunk, last_chunk;
+    bool first_block, first_chunk, last_chunk;
     float *acc_x;              /* of the chunk's first token */
     const lli_cuda_kept *kept; /* of the chunk; or NULL */
 } grad_step;
@@ -51,11 +51,11 @@ static lli_cuda_dz dz_args(const lli_cuda_run *run, const grad_step *step, const
                          .ld = piece->ld,
                          .n_rows = step->chunk->count,
                          .n_cols = piece->count,
-                         .column = piece->begin,
+                         .column = run->column + piece->begin,
                          .first = step->chunk->first,
                          .targets = run->targets,
                          .transform = run->transform,
-                         .bias = run->pieces.bias,
+                         .bias = run->pieces.bias ? run->pieces.bias + piece->begin : NULL,
                          .class_weight = run->call->args->class_weight,
                          .smoothing = run->cut.smoothing,
                          .grads = run->pieces.grads + step->chunk->first,
@@ -163,16 +163,17 @@ static ll_status grad_x(const lli_cuda_run *run, const grad_step *step) {
     for (int64_t at = 0, n; at < step->count; at += n) {
         n = lli_min(kSumCols, step->count - at);
         const int64_t whole = n / kTailCols * kTailCols, tail = n - whole;
-        const bool first = step->begin + at == 0;
+        const bool first = step->first_block && at == 0;
         if (whole) LLI_TRY(add_x(run, step, at, whole, !aligned, !first));
         if (tail) LLI_TRY(add_x(run, step, at + whole, tail, true, !first || whole));
     }
     return LL_STATUS_OK;
 }
 
-static ll_status emit_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const float *acc_x) {
+static ll_status emit_x(const lli_cuda_run *run, const lli_cuda_chunk *chunk, float *acc_x) {
     const ll_view *out = &run->call->args->grad_x;
     if (!out->data) return LL_STATUS_OK;
+    if (run->group) LLI_TRY(lli_cuda_sum_over_ranks(run, acc_x, chunk->count * run->cut.d_padded));
     const lli_cuda_emit emit = {.sum = acc_x,
                                 .out = (void *)lli_row(out, chunk->first),
                                 .sum_ld = run->cut.d_padded,
@@ -256,37 +257,51 @@ static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
     return LL_STATUS_OK;
 }
 
-/* grad_bias from its sums; zeros for rows of w beyond the vocabulary, and for all where there is no token. */
-static ll_status end_gradients(const lli_cuda_run *run) {
+ll_status lli_cuda_clear_rest(const lli_cuda_run *run) {
     const ll_linear_ce_args *args = run->call->args;
-    const int64_t v = run->call->n_tokens ? run->cut.v : 0, v_local = run->problem->v_local;
+    const int64_t v = run->call->n_tokens ? run->cut.v_real : 0, v_local = run->problem->v_local;
     if (args->grad_w.data && !(args->accumulate & LL_ACCUMULATE_W)) {
         LLI_LAUNCH(run, "clearing grad_w", lli_cuda_clear_launch(&args->grad_w, v, v_local, run->stream));
     }
-    if (!args->grad_bias.data) return LL_STATUS_OK;
-    const bool accumulate = args->accumulate & LL_ACCUMULATE_BIAS;
-    if (!accumulate) {
+    if (args->grad_bias.data && !(args->accumulate & LL_ACCUMULATE_BIAS)) {
         LLI_LAUNCH(run, "clearing grad_bias",
                    lli_cuda_clear_launch(&args->grad_bias, v, v_local, run->stream));
     }
+    return LL_STATUS_OK;
+}
+
+/* grad_bias from its sums. */
+static ll_status emit_bias(const lli_cuda_run *run) {
+    const ll_linear_ce_args *args = run->call->args;
+    const int64_t v = run->call->n_tokens ? run->cut.v : 0;
+    if (!args->grad_bias.data) return LL_STATUS_OK;
     const lli_cuda_emit emit = {.sum = run->pieces.acc_bias,
                                 .out = args->grad_bias.data,
                                 .out_step = args->grad_bias.row_stride,
                                 .n_rows = 1,
                                 .n_cols = v,
                                 .dtype = args->grad_bias.dtype,
-                                .accumulate = accumulate};
+                                .accumulate = (args->accumulate & LL_ACCUMULATE_BIAS) != 0};
     LLI_LAUNCH(run, "writing grad_bias", lli_cuda_emit_launch(&emit, run->stream));
+    return LL_STATUS_OK;
+}
+
+static ll_status end_gradients(const lli_cuda_run *run) {
+    LLI_TRY(emit_bias(run));
+    for (int32_t i = 0; i < run->n_edges; i++) LLI_TRY(emit_bias(&run->edges[i].run));
     return LL_STATUS_OK;
 }
 
 /* ---- Orders ------------------------------------------------------------------------------------- */
 
-static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c, float *acc_x,
-                              const lli_cuda_kept *kept) {
+/* Of the chunk's tokens and the block at c; first_block: of all that are added up in acc_x. kept: the chunk's
+ * exponentials, or NULL. */
+static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t c,
+                              bool first_block, float *acc_x, const lli_cuda_kept *kept) {
     const grad_step step = {.chunk = chunk,
                             .begin = c,
                             .count = lli_min(run->cut.dz_cols, run->cut.v - c),
+                            .first_block = first_block,
                             .first_chunk = chunk->first == 0,
                             .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
                             .acc_x = acc_x,
@@ -294,6 +309,18 @@ static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chu
     LLI_TRY(form_dz(run, &step));
     LLI_TRY(grad_x(run, &step));
     return grad_w(run, &step);
+}
+
+/* Of a chunk: the blocks of the columns, and in a group the edges. */
+static ll_status chunk_gradients(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
+    for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
+        LLI_TRY(gradients_of(run, chunk, c, c == 0, run->pieces.acc_x, NULL));
+    }
+    for (int32_t i = 0; i < run->n_edges; i++) {
+        const bool first = run->cut.v == 0 && i == 0;
+        LLI_TRY(gradients_of(&run->edges[i].run, chunk, 0, first, run->pieces.acc_x, NULL));
+    }
+    return LL_STATUS_OK;
 }
 
 /* The chunk's forward, whose logits stay for columns below kept_cols. */
@@ -317,9 +344,7 @@ ll_status lli_cuda_one_pass(const lli_cuda_run *run) {
         const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
         LLI_TRY(forward_kept(run, &chunk));
         LLI_TRY(copy_x(run, &chunk));
-        for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
-            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x, NULL));
-        }
+        LLI_TRY(chunk_gradients(run, &chunk));
         LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
     }
     return end_gradients(run);
@@ -395,7 +420,7 @@ static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk
     LLI_TRY(lli_cuda_finish_rows(run, chunk, 1));
     LLI_TRY(copy_x(run, chunk));
     for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
-        LLI_TRY(gradients_of(run, chunk, c, run->pieces.acc_x, &kept));
+        LLI_TRY(gradients_of(run, chunk, c, c == 0, run->pieces.acc_x, &kept));
     }
     return emit_x(run, chunk, run->pieces.acc_x);
 }
@@ -419,25 +444,31 @@ static ll_status tokens_outside(const lli_cuda_run *run) {
     for (int64_t first = 0; first < n; first += tokens) {
         const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
         LLI_TRY(copy_x(run, &chunk));
-        for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
-            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x, NULL));
-        }
+        LLI_TRY(chunk_gradients(run, &chunk));
         LLI_TRY(emit_x(run, &chunk, run->pieces.acc_x));
     }
     return LL_STATUS_OK;
 }
 
-static ll_status columns_outside(const lli_cuda_run *run) {
+/* A block of columns and all chunks of tokens. */
+static ll_status block_gradients(const lli_cuda_run *run, int64_t c, bool first_block) {
     const int64_t n = run->call->n_tokens, tokens = run->cut.grad_tokens;
-    for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
-        for (int64_t first = 0; first < n; first += tokens) {
-            const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
-            LLI_TRY(copy_x(run, &chunk));
-            LLI_TRY(gradients_of(run, &chunk, c, run->pieces.acc_x + first * run->cut.d_padded, NULL));
-        }
+    for (int64_t first = 0; first < n; first += tokens) {
+        const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
+        LLI_TRY(copy_x(run, &chunk));
+        LLI_TRY(gradients_of(run, &chunk, c, first_block, run->pieces.acc_x + first * run->cut.d_padded,
+                             NULL));
     }
-    const lli_cuda_chunk all = {0, n};
-    return emit_x(run, &all, run->pieces.acc_x);
+    return LL_STATUS_OK;
+}
+
+static ll_status columns_outside(const lli_cuda_run *run) {
+    for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) LLI_TRY(block_gradients(run, c, c == 0));
+    for (int32_t i = 0; i < run->n_edges; i++) {
+        LLI_TRY(block_gradients(&run->edges[i].run, 0, run->cut.v == 0 && i == 0));
+    }
+    const lli_cuda_chunk all = {0, run->call->n_tokens};
+    return all.count ? emit_x(run, &all, run->pieces.acc_x) : LL_STATUS_OK;
 }
 
 ll_status lli_cuda_recompute(const lli_cuda_run *run) {

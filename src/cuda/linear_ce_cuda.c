@@ -3,7 +3,7 @@
  * numerics "cublaslt-sm<arch>-v1": a raw logit is what cuBLASLt's fixed algorithm makes of the two rows
  * (gemm.h); from there on all is as on a CPU: integer softmax, results in double, order-free sums.
  * docs/cuda.md. */
-#include "cuda/run.h"
+#include "cuda/ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +25,7 @@ static lli_cuda_run run_of(const ll_plan *plan, const lli_call *call) {
                     args->target.dtype},
         .transform = {loss->softcap, loss->temperature},
         .terms = lli_loss_constants(&plan->problem, args),
+        .group = plan->group,
     };
     (void)lli_cuda_cut_carve(&run.cut, args->workspace, &run.pieces);
     return run;
@@ -44,11 +45,14 @@ static ll_status begin_call(const lli_cuda_run *run) {
     LLI_LAUNCH(run, "clearing totals",
                (int)cudaMemsetAsync(run->pieces.totals, 0, sizeof(lli_cuda_totals), run->stream));
     LLI_LAUNCH(run, "reading targets", lli_cuda_begin_launch(&begin, run->stream));
-    if (run->pieces.bias) {
-        LLI_LAUNCH(
-            run, "reading bias",
-            lli_cuda_widen_launch(&args->bias, run->cut.v, run->cut.v_cols, run->pieces.bias, run->stream));
-    }
+    return LL_STATUS_OK;
+}
+
+static ll_status read_bias(const lli_cuda_run *run) {
+    if (!run->pieces.bias) return LL_STATUS_OK;
+    LLI_LAUNCH(run, "reading bias",
+               lli_cuda_widen_launch(&run->call->args->bias, run->cut.v, run->cut.v_cols, run->pieces.bias,
+                                     run->stream));
     return LL_STATUS_OK;
 }
 
@@ -64,25 +68,27 @@ static ll_status end_call(const lli_cuda_run *run) {
     return LL_STATUS_OK;
 }
 
+static ll_status passes_of(const lli_cuda_run *run) {
+    LLI_TRY(read_bias(run));
+    for (int32_t i = 0; i < run->n_edges; i++) LLI_TRY(read_bias(&run->edges[i].run));
+    if (lli_cuda_keeps(run)) return lli_cuda_one_pass_kept(run);
+    if (run->cut.one_pass) return lli_cuda_one_pass(run);
+    LLI_TRY(run->call->pass == LL_PASS_BACKWARD ? lli_cuda_prepare(run) : lli_cuda_forward(run));
+    return run->call->pass == LL_PASS_FORWARD ? LL_STATUS_OK : lli_cuda_recompute(run);
+}
+
 static ll_status queue(const void *context) {
-    const lli_cuda_run run = *(const lli_cuda_run *)context;
-    const lli_call *call = run.call;
-    LLI_TRY(begin_call(&run));
-    if (lli_cuda_keeps(&run)) {
-        LLI_TRY(lli_cuda_one_pass_kept(&run));
-        return end_call(&run);
-    }
-    if (run.cut.one_pass) {
-        LLI_TRY(lli_cuda_one_pass(&run));
-        return end_call(&run);
-    }
-    if (call->pass == LL_PASS_BACKWARD) {
-        LLI_TRY(lli_cuda_prepare(&run));
+    const lli_cuda_run *run = context;
+    lli_cuda_parts_of_call parts;
+    LLI_TRY(begin_call(run));
+    if (run->group) {
+        lli_cuda_cut_call(run, &parts);
+        LLI_TRY(passes_of(&parts.own.run));
     } else {
-        LLI_TRY(lli_cuda_forward(&run));
+        LLI_TRY(passes_of(run));
     }
-    if (call->pass != LL_PASS_FORWARD) LLI_TRY(lli_cuda_recompute(&run));
-    return end_call(&run);
+    if (run->call->pass != LL_PASS_FORWARD) LLI_TRY(lli_cuda_clear_rest(run));
+    return end_call(run);
 }
 
 static ll_status run(const ll_plan *plan, const lli_call *call) {
@@ -127,6 +133,7 @@ static ll_status open_plan(ll_plan *plan) {
     snprintf(device->numerics, sizeof device->numerics, "%s", numerics_here());
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
+    if (plan->group) LLI_TRY(lli_cuda_ranks_open(plan, device));
     const cublasStatus_t status = cublasLtCreate(&device->lt);
     LLI_REQUIRE(status == CUBLAS_STATUS_SUCCESS, LL_STATUS_CUDA, "ll_plan_create: cublasLtCreate failed: %s",
                 cublasLtGetStatusString(status));
@@ -182,6 +189,7 @@ static ll_status open_hopper_plan(ll_plan *plan) {
 
 static void close_plan(ll_plan *plan) {
     lli_cuda_device *device = plan->device;
+    lli_cuda_ranks_close(device->ranks);
     if (device->lt) (void)cublasLtDestroy(device->lt);
     free(device);
 }
@@ -196,6 +204,7 @@ const lli_kernel lli_linear_ce_cuda = {
     .run = run,
     .open = open_plan,
     .close = close_plan,
+    .check_in_group = lli_cuda_check_in_group,
     .numerics_here = numerics_here,
 };
 
@@ -214,5 +223,6 @@ const lli_kernel lli_linear_ce_cuda_sm90 = {
     .isa = &hopper,
     .open = open_hopper_plan,
     .close = close_plan,
+    .check_in_group = lli_cuda_check_in_group,
     .numerics_here = numerics_here,
 };

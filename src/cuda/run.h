@@ -19,6 +19,11 @@ typedef struct lli_cuda_run {
     lli_cuda_targets targets;
     lli_cuda_transform transform;
     lli_loss_terms terms;
+    int64_t column; /* global id of column 0 */
+    /* In a group, whose other columns of this rank are edges (ranks.h); NULL and 0 without. */
+    struct lli_group *group;
+    const struct lli_cuda_part *edges;
+    int32_t n_edges;
 } lli_cuda_run;
 
 /* Leaves the function where a launch fails, with what it was. */
@@ -33,7 +38,7 @@ typedef struct lli_cuda_chunk {
     int64_t first, count;
 } lli_cuda_chunk;
 
-/* Columns [begin, begin + count), with their raw logits where they are formed. */
+/* Columns [begin, begin + count) of the run's, with their raw logits where they are formed. */
 typedef struct lli_cuda_block {
     int64_t begin, count;
     float *logits;
@@ -73,6 +78,8 @@ ll_status lli_cuda_one_pass(const lli_cuda_run *run);
 bool lli_cuda_keeps(const lli_cuda_run *run);
 ll_status lli_cuda_one_pass_kept(const lli_cuda_run *run);
 ll_status lli_cuda_recompute(const lli_cuda_run *run);
+/* Zeros for rows of w beyond the vocabulary, and for all where there is no token; of a rank's whole call. */
+ll_status lli_cuda_clear_rest(const lli_cuda_run *run);
 /* The coefficients of every token from the caller's saved results. */
 ll_status lli_cuda_prepare(const lli_cuda_run *run);
 

@@ -346,16 +346,17 @@ static __device__ inline void gather_tile(const lli_cuda_fused *args, tile_logit
         memory->kept[lane] = kept_tile(&args->kept, column / kTileCols + lane);
     }
     row += 64 * (lane / 2 % 2) + 16 * warp + 8 * (lane % 2) + lane / 4 % 8;
-    const int64_t y = row < args->n_rows ? target_of(&args->targets, args->first + row) - column : -1;
+    const int64_t y =
+        row < args->n_rows ? target_of(&args->targets, args->first + row) - (args->column + column) : -1;
     memory->row[lane] = row;
-    memory->target[lane] = y >= 0 && y < kFusedCols ? (int32_t)y : -1 - kFusedCols;
+    const int64_t left = args->n_cols - column; /* beyond them, the target is another rank's */
+    memory->target[lane] = y >= 0 && y < kFusedCols && y < left ? (int32_t)y : -1 - kFusedCols;
     memory->counted[lane] = 0;
     if (kKeep) memory->wide[lane] = 0;
     memory->max[lane] = -INFINITY;
     memory->argmax[lane] = -1;
     if (kOptions && args->bias) add_bias(z, args, column, lane);
     if (kOptions && args->temperature != 1.0f) divide(z, args->temperature);
-    const int64_t left = args->n_cols - column;
     if (left < kFusedCols) mask_columns(z, (int32_t)left, lane);
 #pragma unroll
     for (int tile = 0; tile < kTilesOfWorker; tile++) {

@@ -63,12 +63,12 @@ static __device__ inline float tile_max(const float *z) {
     return m;
 }
 
-/* Bias, softcap and temperature, in place. */
-static __device__ void to_logits(const lli_cuda_stats *args, int64_t column, float *z) {
+/* Bias, softcap and temperature, in place; c: the tile's first column in the block. */
+static __device__ void to_logits(const lli_cuda_stats *args, int64_t c, float *z) {
     float slope;
     for (int v = 0; v < kTileCols; v++) {
         float raw = z[v];
-        if (args->bias) raw = raw + args->bias[column + v];
+        if (args->bias) raw = raw + args->bias[c + v];
         z[v] = logit_of(&args->transform, raw, &slope);
     }
 }
@@ -109,7 +109,7 @@ static __device__ inline void gather_tile(const lli_cuda_stats *args, int64_t r,
                                           float *z, lli_cuda_row *out, stats_row *row) {
     const int64_t column = args->column + c, left = args->n_cols - c;
     const int n = left < kTileCols ? (int)left : kTileCols;
-    if (!kPlain) to_logits(args, column, z);
+    if (!kPlain) to_logits(args, c, z);
     for (int v = n; v < kTileCols; v++) z[v] = -INFINITY;
     const float zmax = tile_max(z);
     if (zmax > row->max || (row->max_tile < 0 && zmax == zmax)) {
@@ -144,7 +144,7 @@ static __device__ inline int32_t find_max(const lli_cuda_stats *args, const floa
         const int64_t c = row->max_tile + 2 * lane + i;
         if (row->max_tile < 0 || c >= args->n_cols) continue;
         float slope, raw = logits[c];
-        if (args->bias) raw = raw + args->bias[args->column + c];
+        if (args->bias) raw = raw + args->bias[c];
         if (logit_of(&args->transform, raw, &slope) == row->max) at = 2 * lane + i;
     }
     for (int mask = kLanes / 2; mask > 0; mask /= 2) {

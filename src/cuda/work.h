@@ -83,12 +83,13 @@ LLI_C int lli_cuda_begin_launch(const lli_cuda_begin *args, cudaStream_t stream)
 /* stats.cu: a block of logits into the rows' statistics. */
 typedef struct lli_cuda_stats {
     const float *logits; /* [n_rows, ld]; readable up to the next multiple of 64 columns */
-    int64_t ld, n_rows, n_cols, column;
-    int64_t first; /* token of row 0 */
+    int64_t ld, n_rows, n_cols;
+    int64_t column; /* global id of the block's first column */
+    int64_t first;  /* token of row 0 */
     lli_cuda_targets targets;
     lli_cuda_transform transform;
-    const float *bias;         /* of all columns, f32; or NULL */
-    const float *class_weight; /* likewise; or NULL */
+    const float *bias;         /* of the block's columns, f32; or NULL */
+    const float *class_weight; /* by global id; or NULL */
     lli_cuda_row *rows;        /* [parts, row_stride] */
     int64_t row_stride;
     int32_t parts;
@@ -132,13 +133,14 @@ LLI_C int lli_cuda_end_launch(const lli_cuda_end *args, cudaStream_t stream);
 /* dz.cu: logits of a block into gradients with respect to them. */
 typedef struct lli_cuda_dz {
     const float *logits;
-    int64_t ld, n_rows, n_cols, column, first;
+    int64_t ld, n_rows, n_cols, first;
+    int64_t column; /* global id of the block's first column */
     lli_cuda_targets targets;
     lli_cuda_transform transform;
-    const float *bias, *class_weight;
-    int32_t smoothing;          /* epsilon of a row may be other than 0 */
-    const lli_cuda_grad *grads; /* of the chunk's rows */
-    void *dz;                   /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
+    const float *bias, *class_weight; /* of the block's columns; by global id; or NULL */
+    int32_t smoothing;                /* epsilon of a row may be other than 0 */
+    const lli_cuda_grad *grads;       /* of the chunk's rows */
+    void *dz; /* [padded_rows, dz_ld]; zeros beyond n_rows and from n_cols to padded_cols */
     int64_t dz_ld, padded_rows, padded_cols;
     int32_t dtype;
     float *bias_parts; /* [ceil(n_rows / kBiasRows)] rows kDzCols apart; or NULL */

@@ -107,7 +107,8 @@ static void checked_struct(void **unused) {
     BAD_FIELD(rank = -1, "f: comm.rank is -1, want 0 .. 3");
     BAD_FIELD(rank = 4, "f: comm.rank is 4, want 0 .. 3");
     BAD_FIELD(debug = 2, "f: comm.debug is 2, want 0 or 1");
-    BAD_FIELD(reserved = 1, "f: comm.reserved is 1, want 0");
+    BAD_FIELD(memory = 3, "f: comm.memory is 3, want an ll_comm_memory");
+    BAD_FIELD(memory = -1, "f: comm.memory is -1, want an ll_comm_memory");
     BAD_FIELD(max_i32 = NULL, "f: comm.max_i32 is NULL, want a function");
     BAD_FIELD(sum_i64 = NULL, "f: comm.sum_i64 is NULL, want a function");
     BAD_FIELD(all_gather = NULL, "f: comm.all_gather is NULL, want a function");

@@ -52,6 +52,41 @@ static void names(void **unused) {
     assert_string_equal(ll_last_error(), "ll_comm_open: timeout_ms is -5, want 0 (for 60000) or more");
 }
 
+/* What is wrong before any library is looked for. */
+static void nccl_arguments(void **unused) {
+    (void)unused;
+    ll_comm self, comm, none = {0};
+    assert_int_equal(ll_comm_self(&self), LL_STATUS_OK);
+    assert_int_equal(ll_comm_nccl(&self, 0, NULL), LL_STATUS_INVALID_ARG);
+    assert_string_equal(ll_last_error(), "ll_comm_nccl: comm is NULL");
+    assert_int_equal(ll_comm_nccl(&self, 0, &self), LL_STATUS_INVALID_ARG);
+    assert_string_equal(ll_last_error(), "ll_comm_nccl: comm is host, want another struct");
+    assert_int_equal(ll_comm_nccl(NULL, 0, &comm), LL_STATUS_INVALID_ARG);
+    assert_string_equal(ll_last_error(), "ll_comm_nccl: host is NULL");
+    assert_int_equal(ll_comm_nccl(&none, 0, &comm), LL_STATUS_INVALID_ARG);
+    assert_int_equal(ll_comm_nccl(&self, -1, &comm), LL_STATUS_INVALID_ARG);
+    assert_string_equal(ll_last_error(), "ll_comm_nccl: timeout_ms is -1, want 0 (for 60000) or more");
+    assert_memory_equal(&comm, &zero, sizeof comm);
+}
+
+/* A plan on a CPU has host memory, and says so before any operation. */
+static void device_memory_is_not_for_a_cpu(void **unused) {
+    (void)unused;
+    ll_comm comm;
+    ll_plan *plan = NULL;
+    ll_plan_desc desc = LL_PLAN_DESC_INIT;
+    desc.n_tokens_max = desc.n_hidden = desc.v_local = desc.v_total = 8;
+    desc.x_dtype = desc.w_dtype = LL_DTYPE_F32;
+    desc.comm = &comm;
+    assert_int_equal(ll_comm_self(&comm), LL_STATUS_OK);
+    assert_int_equal(comm.memory, LL_COMM_MEMORY_ANY);
+    assert_int_equal(ll_plan_create(&desc, &plan), LL_STATUS_OK);
+    ll_plan_destroy(plan);
+    comm.memory = LL_COMM_MEMORY_DEVICE;
+    assert_int_equal(ll_plan_create(&desc, &plan), LL_STATUS_INVALID_ARG);
+    assert_contains(ll_last_error(), "comm.memory is LL_COMM_MEMORY_DEVICE");
+}
+
 static void opened(void **unused) {
     (void)unused;
     ll_comm comm;
@@ -131,8 +166,14 @@ static void beside(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names),        cmocka_unit_test(opened),  cmocka_unit_test(refused),
-        cmocka_unit_test(broken_files), cmocka_unit_test(missing), cmocka_unit_test(beside),
+        cmocka_unit_test(names),
+        cmocka_unit_test(nccl_arguments),
+        cmocka_unit_test(device_memory_is_not_for_a_cpu),
+        cmocka_unit_test(opened),
+        cmocka_unit_test(refused),
+        cmocka_unit_test(broken_files),
+        cmocka_unit_test(missing),
+        cmocka_unit_test(beside),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,8 @@ int cuda_fused_main(void);
 int cuda_bits_main(void);
 int cuda_calls_main(void);
 int cuda_large_main(void);
+int cuda_ranks_main(void);
+int cuda_nccl_main(void);
 int cuda_given_main(void); /* ce */
 
 /* Of ce, over given logits. */
@@ -22,5 +24,7 @@ int options_main(int argc, char **argv);
 int numerics_main(int argc, char **argv);
 int gradients_main(int argc, char **argv);
 int invariance_main(int argc, char **argv);
+int ranks_main(int argc, char **argv);
+int group_main(int argc, char **argv);
 
 #endif

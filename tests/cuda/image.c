@@ -70,6 +70,9 @@ bool stream_wait(ll_stream stream) {
 bool capture_begin(ll_stream stream) {
     return fine(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal), "begin of a capture");
 }
+bool capture_begin_local(ll_stream stream) {
+    return fine(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "begin of a capture");
+}
 void *capture_end(ll_stream stream) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;

@@ -53,6 +53,7 @@ void stream_close(ll_stream stream);
 bool stream_wait(ll_stream stream);
 /* Capture on a stream; a graph is launched on it. NULL where the capture failed. */
 bool capture_begin(ll_stream stream);
+bool capture_begin_local(ll_stream stream); /* other threads may do what a capture forbids */
 void *capture_end(ll_stream stream);
 bool graph_launch(void *graph, ll_stream stream);
 void graph_close(void *graph);

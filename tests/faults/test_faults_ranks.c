@@ -10,7 +10,9 @@ static void over(rig *r, const struct rank_cut *cut, ll_pass pass) {
     struct rank_run run = {.cut = cut};
     const ll_linear_ce_args a = rig_args(r, pass);
     rig_spoil(r, &a, pass);
-    if (ranks_run(&run, &r->desc, &a, pass) == LL_STATUS_OK) return;
+    const ll_status status = ranks_run(&run, &r->desc, &a, pass);
+    if (status == LL_STATUS_OK) return;
+    if (status == LL_STATUS_UNSUPPORTED && on_partial_kernel()) skip();
     for (int32_t k = 0; k < cut->n; k++) print_error("rank %d: %s\n", k, run.sentence[k]);
     fail_msg("%d ranks %s: %s", cut->n, rank_cut_text(cut), run.difference);
 }
@@ -82,7 +84,7 @@ static void b69_grad_x_is_reduced(void **state) {
     for (int kind = CUT_EVEN; kind <= CUT_PERMUTED; kind++) {
         const struct rank_cut cut = rank_cut_make((enum rank_cut_kind)kind, 5, 517, 3);
         over(r, &cut, LL_PASS_FORWARD_BACKWARD);
-        snapshot_near(alone, r, 1e-6);
+        snapshot_near(alone, r, on_gpu() ? 5e-6 : 1e-6); /* a matrix instruction's own order of additions */
     }
     snapshot_free(alone);
     rig_close(r);

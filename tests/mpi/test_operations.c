@@ -185,7 +185,8 @@ int main(int argc, char **argv) {
         return 2;
     }
     mpi_test_rank = comm.rank;
-    CHECK(comm.struct_bytes == sizeof comm && comm.debug == 0 && comm.reserved == 0, "debug %d", comm.debug);
+    CHECK(comm.struct_bytes == sizeof comm && comm.debug == 0 && comm.memory == LL_COMM_MEMORY_HOST,
+          "debug %d", comm.debug);
     CHECK(ll_comm_mpi_describe(&comm, text, sizeof text) == LL_STATUS_OK, "no description");
     if (comm.rank == 0) printf("%d ranks, %s\n", comm.size, text);
     int32_t *rank_at = test_array((size_t)comm.size * sizeof *rank_at);
