@@ -415,10 +415,10 @@ LL_API ll_status ll_linear_ce_backward(const ll_plan *plan, const ll_linear_ce_a
  * workspace budget holds the logits of 256 tokens (for grad_w below f32: and an f32 copy of grad_w, or else
  * the logits of n_tokens_max tokens), otherwise four; ll_plan_describe says which.
  * CUDA: three GEMMs, and a fourth for the columns of which a chunk of tokens cannot keep within the budget
- * what it needs; ll_plan_describe says how many. grad_w and grad_bias are sums over chunks of tokens there, and
- * chunks are of other sizes in one pass than in two: beyond one chunk their last bits may differ from forward
- * followed by backward. Until the call's work is done, the memory of grad_w and grad_x may hold what is no
- * gradient; without `accumulate` and gaps between rows it is of most use. */
+ * what it needs; ll_plan_describe says how many. grad_w and grad_bias are sums over chunks of tokens there,
+ * and chunks are of other sizes in one pass than in two: beyond one chunk their last bits may differ from
+ * forward followed by backward. Until the call's work is done, the memory of grad_w and grad_x may hold what
+ * is no gradient; without `accumulate` and gaps between rows it is of most use. */
 LL_API ll_status ll_linear_ce_forward_backward(const ll_plan *plan, const ll_linear_ce_args *args,
                                                ll_stream stream);
 
