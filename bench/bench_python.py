@@ -2,10 +2,11 @@
 
     python bench/bench_python.py [cpu|cuda] [--json FILE]
 
-The problem is as small as problems get, so that the library's time is that of checks and launches. On a GPU the host runs
-ahead: what is timed is how long it takes to queue, with the queue drained between rounds, which are short, so that it never fills. Median and least of 200 rounds
-of 10 calls. "C library" is the prepared call by itself, with memory that exists; "bare" is the least that PyTorch asks
-for the same results: tensors from its allocator and, where there are gradients, an autograd.Function that does nothing.
+The problem is as small as problems get, so that the library's time is that of checks and launches. On a GPU the host
+runs ahead: what is timed is how long it takes to queue. The queue is drained between rounds, which are short, so that it
+never fills: median and least of 200 rounds of 10 calls. "C library" is the prepared call by itself, with memory that
+exists; "bare" is the least that PyTorch asks for the same results: tensors from its allocator and, where there are
+gradients, an autograd.Function that does nothing.
 """
 
 import json

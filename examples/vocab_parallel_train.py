@@ -41,8 +41,8 @@ def main():
         if rank == 0 and step % 10 == 0:
             print(f"step {step:3d}  loss {loss.item():.4f}  (rank 0 holds words {first} to {end - 1} of {VOCAB})")
 
-    last = [torch.empty_like(loss) for _ in range(size)]
-    dist.all_gather(last, loss.detach())
+    mine, last = loss.detach(), [torch.empty_like(loss) for _ in range(size)]
+    dist.all_gather(last, mine)
     assert all(torch.equal(other, loss) for other in last)
     if rank == 0:
         print(f"the last loss has the same bits on all {size} ranks: {loss.item().hex()}")

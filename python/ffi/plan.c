@@ -1,5 +1,5 @@
 /* Plans through apache-tvm-ffi: made from numbers in the order of ll_plan_desc and ll_loss, handed out as an
- * integer. Python keeps them in a cache (python/logitless/_plans.py) and destroys those that leave it. */
+ * integer. Python keeps them in a cache (python/logitless/_ffi.py) and destroys those that leave it. */
 #include "ffi.h"
 
 #include <stdlib.h>

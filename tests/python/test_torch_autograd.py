@@ -5,7 +5,50 @@ import torch
 
 import logitless
 from conftest import Problem, reference, relative
-from logitless.torch import linear_cross_entropy, linear_logp
+from logitless.torch import cross_entropy, linear_cross_entropy, linear_logp
+
+
+def test_saved_tensors_that_come_back_in_another_layout(device):
+    """Hooks on saved tensors, and a parameter whose data is replaced between the forward and the backward."""
+    p = Problem("f32:n33:d16:v70:bias", device)
+    wide = torch.zeros(33, 40, device=device)
+    wide[:, :16] = p.x.detach()
+    weights = {"class_weight": torch.rand(70, device=device), "return_entropy": True}
+
+    def copied(t):
+        """The values, elsewhere: contiguous."""
+        return t.detach().clone(memory_format=torch.contiguous_format)
+
+    def spread(t):
+        """The values, elsewhere: every second element."""
+        return t.detach().repeat_interleave(2, -1)[..., ::2] if t.dim() else t.detach().clone()
+
+    def total(out):
+        return out if torch.is_tensor(out) else out.loss + out.entropy.sum()
+
+    for more in ({}, {"bias": p.bias}, weights):
+        call = {"mode": "recompute", **more}
+        want = torch.autograd.grad(total(linear_cross_entropy(p.x, p.w, p.target, **call)), (p.x, p.w))
+        for layout in (p.x.detach().clone(), wide[:, :16], p.x.detach().T.contiguous().T):
+            for unpack in (copied, spread):
+                x, w = layout.detach().requires_grad_(), p.w.detach().clone().requires_grad_()
+                with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+                    loss = total(linear_cross_entropy(x, w, p.target, **call))
+                    for a, b in zip(torch.autograd.grad(loss, (x, w)), want):
+                        assert torch.equal(a, b)
+        w = p.w.detach().clone().requires_grad_()
+        loss = total(linear_cross_entropy(p.x, w, p.target, **call))
+        w.data = w.data.T.contiguous().T
+        for a, b in zip(torch.autograd.grad(loss, (p.x, w)), want):
+            assert torch.equal(a, b)
+    for options in ({}, {"return_entropy": True}):
+        z = (p.x.detach() @ p.w.detach().T).view(3, 11, 70).requires_grad_()
+        found = []
+        for unpack in (lambda t: t, copied, spread):
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+                out = total(cross_entropy(z, p.target.view(3, 11), **options))
+                found.append(torch.autograd.grad(out, z)[0])
+        assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("mode", ["auto", "recompute", "one_pass"])

@@ -188,16 +188,34 @@ class Kind:
     """A kind of call: plan, options and the passes prepared so far, for operands that are alike but for their memory
     and the number of tokens (at most the plan's). What the two operations add is their own."""
 
-    __slots__ = ("plan", "options", "index", "copies_x", "copies_w", "one_pass", "passes", "n_hidden")
+    __slots__ = ("plan", "options", "index", "copies_x", "copies_w", "one_pass", "passes", "n_hidden", "_x", "_w", "_y")
     op: int
 
-    def __init__(self, plan: _ffi.Plan, options: Options, x: Tensor, w: Optional[Tensor], one_pass: bool) -> None:
+    def __init__(
+        self, plan: _ffi.Plan, options: Options, x: Tensor, w: Optional[Tensor], target: Tensor, one_pass: bool
+    ) -> None:
         self.plan, self.options, self.one_pass = plan, options, one_pass
         self.index = x.get_device() if x.is_cuda else -1
         self.n_hidden = x.shape[-1]
         self.copies_x = not x.is_contiguous() and not in_rows(x)
         self.copies_w = w is not None and not in_rows(w)
         self.passes: dict[Hashable, _ffi.Prepared] = {}
+        self._x = x.dtype, x.shape[-1], x.get_device(), layout(x)
+        self._w = None if w is None else (w.dtype, w.shape, w.get_device(), layout(w))
+        self._y = target.dtype, target.get_device()
+
+    def fits(self, x: Tensor, w: Optional[Tensor], target: Tensor, rows: Tensor) -> bool:
+        """Whether saved tensors are still what the forward saw: hooks on saved tensors may give others back, and a
+        parameter's data may have been replaced."""
+        return (
+            self._x == (x.dtype, x.shape[-1], x.get_device(), x.is_contiguous() or x.stride())
+            and (w is None or self._w == (w.dtype, w.shape, w.get_device(), w.is_contiguous() or w.stride()))
+            and self._y == (target.dtype, target.get_device())
+            and target.is_contiguous()
+            and rows.is_contiguous()
+            and x.numel() == target.numel() * x.shape[-1]
+            and not x.is_neg()
+        )
 
     def execute(
         self,

@@ -129,7 +129,7 @@ def kind_of(
     plan = plan_of(logits, target.numel(), o) if o.group else None
     kind = cache.calls.get(key)
     if kind is None or (plan is not None and kind.plan is not plan):
-        kind = LogitsKind(plan or plan_of(logits, target.numel(), o), o, logits, None, one_pass)
+        kind = LogitsKind(plan or plan_of(logits, target.numel(), o), o, logits, None, target, one_pass)
         kind.in_place = in_place
         cache.keep(key, kind)
     return kind
@@ -259,7 +259,7 @@ def _look_up(
     plan = plan_of(logits, target.numel(), o, most, n_top) if o.group else None
     kind = cache.calls.get(key)
     if kind is None or (plan is not None and kind.plan is not plan):
-        kind = LookUpKind(plan or plan_of(logits, target.numel(), o, most, n_top), o, logits, None, False)
+        kind = LookUpKind(plan or plan_of(logits, target.numel(), o, most, n_top), o, logits, None, target, False)
         kind.n_top, kind.rank = n_top, rank
         cache.keep(key, kind)
     return kind.forward(logits, target, ids)
@@ -352,11 +352,18 @@ class CE(torch.autograd.Function):
         kept, ctx.kept = ctx.kept, None
         if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
             return kept.mul_(up_loss.reshape(1)), None, None
-        logits, target, class_weight, token_weight, *saved = ctx.saved_tensors
+        logits, target, class_weight, token_weight, divisor, rows, entropy = ctx.saved_tensors
         kind, operands = ctx.kind, (logits, target, class_weight, token_weight)
-        if kind.options.group:  # every pass of a group starts with a meeting
+        if kind.options.group or class_weight is not None or token_weight is not None or entropy is not None:
+            again = True  # every pass of a group starts with a meeting
+        else:
+            again = not kind.fits(logits, None, target, rows)
+        if again:
+            operands = normal(*operands)
             kind = kind_of(*operands, kind.options, False, kind.in_place)
-        return kind.backward(up_loss, up_lse, up_entropy, *operands, *saved, ctx.state), None, None
+            rows, entropy = rows.contiguous(), packed(entropy)
+        grad = kind.backward(up_loss, up_lse, up_entropy, *operands, divisor, rows, entropy, ctx.state)
+        return grad.view(logits.shape), None, None
 
 
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.

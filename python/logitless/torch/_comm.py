@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes as c
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Optional
@@ -82,8 +83,9 @@ def backends_of(group: dist.ProcessGroup) -> dict[str, str]:
     return {device: backend for device, _, backend in pairs}
 
 
-def sum_in_order(values: torch.Tensor, group: dist.ProcessGroup, piece_elems: int) -> None:
-    """values [n] f32 += those of the other ranks, added in ascending ranks: equal bits on all of them.
+def sum_in_order(values: torch.Tensor, group: dist.ProcessGroup, piece_elems: int) -> object:
+    """values [n] f32 += those of the other ranks, added in ascending ranks: equal bits on all of them. Returns what the
+    last operation was given.
 
     Twice the bytes of values go through a rank, as in a ring; three pieces are held.
 
@@ -91,7 +93,7 @@ def sum_in_order(values: torch.Tensor, group: dist.ProcessGroup, piece_elems: in
         add                                                   my slice of the sum
         all_gather                                            | 0's slice  | 1's slice  | ...
     """
-    size = dist.get_world_size(group)
+    size, tensors = dist.get_world_size(group), None
     for piece in values.split(piece_elems):
         slice_ = -(-piece.numel() // size)
         mine = piece.new_zeros(size * slice_)  # the last slice may be longer than what is left
@@ -101,8 +103,10 @@ def sum_in_order(values: torch.Tensor, group: dist.ProcessGroup, piece_elems: in
         first, *others = parts.view(size, slice_).unbind(0)
         for part in others:
             first.add_(part)
-        dist.all_gather_into_tensor(mine, first.contiguous(), group=group)
+        dist.all_gather_into_tensor(mine, first, group=group)
         piece.copy_(mine[: piece.numel()])
+        tensors = mine, parts, first
+    return tensors
 
 
 _REFUSED, _NO_PLAN, _PLAN = -1, 0, 1
@@ -140,6 +144,9 @@ class Communicator:
         self.plans = _ffi.PlanCache()  # only this group's: they point to the struct
         self._sentence = c.create_string_buffer(1)
         self._dead = False
+        # What the last operations were given. Whoever drops a tensor last takes the interpreter's lock for it, and that
+        # must not be a thread of Gloo's while a group or the interpreter ends: it hangs or aborts.
+        self._recent: deque[object] = deque(maxlen=4)
         self._struct = _LlComm(
             struct_bytes=c.sizeof(_LlComm),
             rank=dist.get_rank(group),
@@ -183,8 +190,9 @@ class Communicator:
     def _meet(self, mine: int) -> int:
         found = torch.tensor([mine], dtype=torch.int32)
 
-        def least() -> None:
+        def least() -> object:
             dist.all_reduce(found, dist.ReduceOp.MIN, group=self._alive(self._host_group))
+            return found
 
         if self._do(least) != _OK:
             raise _ffi.CommError(f"logitless: the ranks of the group did not meet: {self._sentence.value.decode()}")
@@ -198,7 +206,9 @@ class Communicator:
         if self._dead:
             return _COMM
         try:
-            operation()
+            tensors = operation()
+            if self._device is None:
+                self._recent.append(tensors)
         except Exception as error:  # noqa: BLE001  nothing may leave a callback
             self._fail(f"torch.distributed said: {error}")
             return _COMM
@@ -221,9 +231,13 @@ class Communicator:
         return torch.cuda.stream(torch.cuda.ExternalStream(stream or 0, device=self._device))
 
     def _reduce(self, address: int, n: int, dtype: torch.dtype, op: Any, stream: Optional[int]) -> int:
-        def reduce() -> None:
+        def reduce() -> object:
             with self._in_order_of(stream):
-                dist.all_reduce(self._borrow(address, n, dtype), op, group=self._alive(self._group))
+                values = self._borrow(address, n, dtype)
+                mine = values.clone()  # torch.distributed gets copies, which may outlive the call
+                dist.all_reduce(mine, op, group=self._alive(self._group))
+                values.copy_(mine)
+                return mine
 
         return self._do(reduce if n else lambda: None)
 
@@ -234,18 +248,20 @@ class Communicator:
         return self._reduce(address, n, torch.int64, dist.ReduceOp.SUM, stream)
 
     def _all_gather(self, _: Any, mine: int, all_: int, n_bytes: int) -> int:
-        def gather() -> None:  # host memory whatever the device
-            parts = _borrow_host(all_, n_bytes * self.size, torch.uint8).view(self.size, n_bytes)
-            one = _borrow_host(mine, n_bytes, torch.uint8)
-            dist.all_gather(list(parts.unbind(0)), one, group=self._alive(self._host_group))
+        def gather() -> object:  # host memory whatever the device
+            one = _borrow_host(mine, n_bytes, torch.uint8).clone()
+            parts = torch.empty(n_bytes * self.size, dtype=torch.uint8)
+            dist.all_gather_into_tensor(parts, one, group=self._alive(self._host_group))
+            _borrow_host(all_, n_bytes * self.size, torch.uint8).copy_(parts)
+            return one, parts
 
         return self._do(gather if n_bytes else lambda: None)
 
     def _sum_f32(self, _: Any, address: int, n: int, stream: Optional[int]) -> int:
-        def add() -> None:
+        def add() -> object:
             with self._in_order_of(stream):
                 values, piece = self._borrow(address, n, torch.float32), _PIECE[self._struct.memory]
-                sum_in_order(values, self._alive(self._group), piece)
+                return sum_in_order(values, self._alive(self._group), piece)
 
         return self._do(add if n else lambda: None)
 

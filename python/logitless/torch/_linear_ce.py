@@ -146,14 +146,14 @@ def kind_of(
     if not o.group:
         kind = _ffi.plans.calls.get(key)
         if kind is None:
-            kind = LinearKind(_plan(x, w, bias, main_grad, target.numel(), o), o, x, w, one_pass)
+            kind = LinearKind(_plan(x, w, bias, main_grad, target.numel(), o), o, x, w, target, one_pass)
             _ffi.plans.keep(key, kind)
         return kind
     plan = _plan(x, w, bias, main_grad, target.numel(), o)
     cache = communicator(o.group, x.get_device()).plans
     kind = cache.calls.get(key)
     if kind is None or kind.plan is not plan:
-        kind = LinearKind(plan, o, x, w, one_pass)
+        kind = LinearKind(plan, o, x, w, target, one_pass)
         cache.keep(key, kind)
     return kind
 
@@ -327,16 +327,28 @@ class LinearCE(torch.autograd.Function):
         grads = _gradients(kept, up_loss, up_lse, up_entropy)
         if grads is None:
             saved = ctx.saved_tensors
-            x, w, target, rows = saved[:4]
-            bias, class_weight, token_weight, divisor, entropy = saved[4:] or _NO_MORE
-            if kind.options.group:  # every pass of a group starts with a meeting
-                kind = kind_of(x, w, target, bias, class_weight, token_weight, main_grad, kind.options)
-            grads = kind.backward(
-                *(up_loss, up_lse, up_entropy, x, w, target, bias, class_weight, token_weight),
-                *(divisor, rows, entropy, main_grad),
-            )
+            if len(saved) == 4 and not kind.options.group and kind.fits(*saved):
+                x, w, target, rows = saved
+                grads = kind.backward(
+                    up_loss, up_lse, up_entropy, x, w, target, None, None, None, None, rows, None, main_grad
+                )
+            else:
+                grads = _backward_of(kind.options, saved, main_grad, up_loss, up_lse, up_entropy)
         grad_x, grad_w, grad_bias = grads
         return grad_x, grad_w, grad_bias, None
+
+
+def _backward_of(
+    o: Options, saved: tuple[Any, ...], main_grad: Optional[Tensor], *ups: Optional[Tensor]
+) -> tuple[Optional[Tensor], ...]:
+    """A backward that looks at its operands anew. In a group every pass starts with a meeting."""
+    x, w, target, rows = saved[:4]
+    bias, class_weight, token_weight, divisor, entropy = saved[4:] or _NO_MORE
+    operands = normal(x, w, target, bias, class_weight, token_weight)
+    kind = kind_of(*operands, main_grad, o)
+    results = divisor, rows.contiguous(), packed(entropy), main_grad
+    grad_x, grad_w, grad_bias = kind.backward(ups[0], ups[1], ups[2], *operands, *results)
+    return None if grad_x is None else grad_x.view(x.shape), grad_w, grad_bias
 
 
 _NO_MORE = (None, None, None, None, None)
