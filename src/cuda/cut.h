@@ -73,9 +73,9 @@ typedef struct lli_cuda_pieces {
     float *bias_parts;    /* groups of kBiasRows x kDzCols */
     uint16_t *codes;      /* code_bytes: exponentials */
     int32_t *anchors;
-    float *edges;         /* n_edges x chunk x 64 */
-    int32_t *max, *index; /* by row of a chunk: n_max and kGivenInts; 1 */
-    int64_t *sum;         /* likewise: n_sum */
+    float *edges;           /* n_edges x chunk x 64 */
+    int32_t *max, *index;   /* by row of a chunk: n_max and kGivenInts; 1 */
+    int64_t *sum;           /* likewise: n_sum */
     void *x_pack, *scratch; /* operands that do not start their rows on 16 bytes; f32 of narrow grad_w */
 } lli_cuda_pieces;
 

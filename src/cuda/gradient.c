@@ -456,8 +456,8 @@ static ll_status block_gradients(const lli_cuda_run *run, int64_t c, bool first_
     for (int64_t first = 0; first < n; first += tokens) {
         const lli_cuda_chunk chunk = {first, lli_min(tokens, n - first)};
         LLI_TRY(copy_x(run, &chunk));
-        LLI_TRY(gradients_of(run, &chunk, c, first_block, run->pieces.acc_x + first * run->cut.d_padded,
-                             NULL));
+        LLI_TRY(
+            gradients_of(run, &chunk, c, first_block, run->pieces.acc_x + first * run->cut.d_padded, NULL));
     }
     return LL_STATUS_OK;
 }
