@@ -65,7 +65,7 @@ static bool set_tiles(const lli_cuda_run *run, int64_t n_rows, int64_t n_cols, l
 /* As many clusters as have slots. */
 static bool set_slots(const lli_cuda_run *run, lli_cuda_fused *fused) {
     lli_cuda_tiles *tiles = &fused->tiles;
-    const int64_t last_block = (tiles->row_blocks - 1) / tiles->group_rows * tiles->group_rows;
+    const int64_t last_block = (int64_t)((tiles->row_blocks - 1) / tiles->group_rows) * tiles->group_rows;
     const int64_t last_row = last_block * kFusedRows;
     for (; tiles->clusters > 0; tiles->clusters--) {
         const int64_t workers = 2 * (int64_t)tiles->clusters;
