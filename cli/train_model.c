@@ -78,7 +78,7 @@ static ll_status create_ranks(cli_lm *lm, const cli_cut *cut, int64_t n_tokens_m
 }
 
 static ll_status create_head(cli_lm *lm) {
-    cli_cut cut;
+    cli_cut cut = {0};
     ll_status status = LL_STATUS_OK;
     if (!cli_cut_even(lm->config.n_vocab, lm->config.n_ranks, &cut)) {
         status = lli_fail(LL_STATUS_MEMORY, "train: no memory for %d ranks", (int)lm->config.n_ranks);
