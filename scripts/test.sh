@@ -104,12 +104,14 @@ stage_release() {
     item "release build" scripts/build.sh build -DLL_BUILD_TESTS=ON && tests release build
 }
 
-# Bits over threads take minutes; release has them as they are and tsan with its own eyes.
+# Bits over threads take minutes; release has them as they are and tsan with its own eyes. The longest of the reported
+# faults are not run a third time: asan has the asserts too.
 threads_and_bits='^core_kernel_bits$'
+long_faults='^test_faults_(sizes|invariance|numerics|group)$'
 
 stage_asserts() {
     item "asserts build" scripts/build.sh build/asserts -DLL_BUILD_TESTS=ON -DLL_BUILD_CUDA=OFF $clang -DCMAKE_C_FLAGS_RELEASE=-O3 &&
-        tests asserts build/asserts -LE 'slow|mpi' -E "$threads_and_bits"
+        tests asserts build/asserts -LE 'slow|mpi' -E "$threads_and_bits|$long_faults"
 }
 
 stage_asan() {
