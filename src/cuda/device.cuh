@@ -44,14 +44,6 @@ static __device__ inline float rint_small(float d, int32_t *n) {
     return shifted - 0x1.8p23f;
 }
 
-/* 2^d 2^grid_bits for -126 <= d <= 0 (a normal result); one rounding for 1 + f q. */
-static __device__ inline float exp2_grid(float d, int32_t grid_bits) {
-    int32_t n;
-    const float f = d - rint_small(d, &n);
-    const float p = fmaf(exp2_quotient(f), f, 1.0f);
-    return p * __uint_as_float((uint32_t)(n + grid_bits + 127) << 23);
-}
-
 /* 2^d for d <= 0, 0 below -126. */
 static __device__ inline float exp2_or_0(float d) {
     const float kShift = 0x1.8p23f;

@@ -27,16 +27,11 @@ dz_row;
 template <bool kGamma, bool kPlain>
 static __device__ inline float dz_of(const lli_cuda_transform *transform, const dz_row *row, float raw,
                                      float cw) {
-    const float kShift = 0x1.8p23f;
     float slope, z = raw;
     if (!kPlain) z = logit_of(transform, raw, &slope);
     const float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, -row->k)) - row->fraction;
     const float bounded = -126.0f > d ? -126.0f : d;
-    const float shifted = bounded + kShift, f = bounded - (shifted - kShift);
-    const float near_one = fmaf(exp2_quotient(f), f, 1.0f);
-    /* times 2^rint by the exponent field, exact: the product is normal where it is kept */
-    const float p =
-        d >= -126.0f ? __uint_as_float(__float_as_uint(near_one) + (__float_as_uint(shifted) << 23)) : 0.0f;
+    const float p = exp2_or_0(d);
     float dz = p * row->alpha;
     if (kGamma) {
         const float surprise = bounded * -0x1.62e430p-1f - row->entropy;
