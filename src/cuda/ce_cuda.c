@@ -7,7 +7,7 @@
  *
  * Calls whose rows do not start on 16 bytes, or with label smoothing, go another way, to the same bits:
  * chunks of tokens: statistics (ce_stats.cu) -> finish, then the gradient of all rows. numerics
- * "ce-sm<arch>-v1": docs/cuda-ce.md. */
+ * "ce-cuda-sm<arch>-v1": docs/cuda-ce.md. */
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/workspace.h"
@@ -240,7 +240,7 @@ static ll_status run(const ll_plan *plan, const lli_call *call) {
 /* ---- The records -------------------------------------------------------------------------------- */
 
 static const char *numerics_here(void) {
-    return lli_cuda_numerics("ce");
+    return lli_cuda_numerics("ce-cuda");
 }
 
 static ll_status load_kernels(void) {
