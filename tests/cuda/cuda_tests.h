@@ -7,6 +7,7 @@ int cuda_bits_main(void);
 int cuda_calls_main(void);
 int cuda_large_main(void);
 int cuda_ranks_main(void);
+int cuda_rank_calls_main(void);
 int cuda_nccl_main(void);
 int cuda_given_main(void); /* ce */
 

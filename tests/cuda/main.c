@@ -30,6 +30,7 @@ static const struct {
     {"invariance", NULL, invariance_main},
     {"large", cuda_large_main, NULL},
     {"ranks", cuda_ranks_main, NULL},
+    {"rank_calls", cuda_rank_calls_main, NULL},
     {"rank_faults", NULL, ranks_main},
     {"rank_groups", NULL, group_main},
     {"nccl", cuda_nccl_main, NULL},

@@ -3,11 +3,11 @@
 #define _POSIX_C_SOURCE 200809L /* stat */
 #include "comm/mpi/end.h"
 #include "comm/mpi/levels.h"
+#include "comm/refuse.h"
 
 #include <logitless/comm_mpi.h>
 
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,23 +21,6 @@ static bool initialised_here;
 static int32_t n_ends;
 /* Ends that died or were not finished: MPI may still write to them. */
 static lli_mpi_end *kept;
-
-typedef struct reason {
-    char *text;
-    size_t bytes;
-} reason;
-
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-static ll_status
-refuse(reason why, ll_status status, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    if (why.text && why.bytes) vsnprintf(why.text, why.bytes, format, args);
-    va_end(args);
-    return status;
-}
 
 /* ---- An end's memory and MPI objects ------------------------------------------------------------ */
 

@@ -3,8 +3,8 @@
  * given up at the time limit. */
 #define _GNU_SOURCE /* nanosleep, gethostname */
 #include "comm/nccl/end.h"
+#include "comm/refuse.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,24 +20,6 @@ typedef struct hello {
     ncclUniqueId id;
     char sentence[256];
 } hello;
-
-/* Where the sentence of a failed creation goes. */
-typedef struct reason {
-    char *text;
-    size_t bytes;
-} reason;
-
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-static ll_status
-refuse(reason why, ll_status status, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    if (why.bytes) vsnprintf(why.text, why.bytes, format, args);
-    va_end(args);
-    return status;
-}
 
 /* ---- Waiting ------------------------------------------------------------------------------------ */
 
