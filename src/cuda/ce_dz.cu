@@ -4,7 +4,6 @@
  *
  *   a block       8192 columns of a row
  *   a thread      16 bytes of logits at a time where rows lie on 16 bytes, else one column at a time */
-#include "cuda/ce.h"
 #include "cuda/ce_tile.cuh"
 
 enum { kThreads = 256, kColumns = 8192 };
@@ -14,10 +13,9 @@ enum { kThreads = 256, kColumns = 8192 };
 static __device__ inline void load_row(const lli_cuda_ce *args, int64_t i, const void *from, char *to,
                                        int64_t c, int64_t end, ce_grad_row *row) {
     const int64_t y = target_of(&args->row.targets, i);
-    const bool narrow = args->logits.dtype != LL_DTYPE_F32 && args->grad.dtype != LL_DTYPE_F32;
     row->grad = args->row.grads[i].row;
     row->target = y >= c && y < end && row->grad.has_target ? y : kNoTarget;
-    set_way(is_plain(&args->row), narrow, row);
+    set_way(args, row);
     if (row->target < 0) return;
     const float raw = element_at(from, args->logits.dtype, y);
     put_element(to, args->grad.dtype, y, target_gradient(&args->row.transform, row->grad.target_dz, raw));

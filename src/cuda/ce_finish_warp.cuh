@@ -4,7 +4,6 @@
 #ifndef LLI_CUDA_CE_FINISH_WARP_CUH
 #define LLI_CUDA_CE_FINISH_WARP_CUH
 
-#include "cuda/ce.h"
 #include "cuda/ce_tile.cuh"
 #include "cuda/finish.cuh"
 #include "cuda/lanes.cuh"
@@ -66,10 +65,10 @@ static __device__ inline void read_target(const lli_cuda_ce *args, int64_t i, in
     tile->raw = element_at((const char *)args->logits.data + i * args->logits.row_stride * bytes,
                            args->logits.dtype, y);
     tile->z = __shfl_sync(kAllLanes, at % 2 ? z[1] : z[0], at / 2);
-    (void)warp_tile<E, kEntropy>(z, lane, &tile->whole);
+    warp_tile<E, kEntropy>(z, &tile->whole);
     if (2 * lane == at) z[0] = -INFINITY;
     if (2 * lane + 1 == at) z[1] = -INFINITY;
-    (void)warp_tile<E, false>(z, lane, &tile->rest);
+    warp_tile<E, false>(z, &tile->rest);
 }
 
 /* The lowest column of a tile that has this logit. */
@@ -119,11 +118,10 @@ static __device__ inline void put_results(const lli_cuda_finish *args, int64_t i
 static __device__ inline void put_coefficients(const lli_cuda_ce *args, int64_t i, int64_t y,
                                                const lli_loss_terms *terms, const lli_row_result *result,
                                                lli_target_terms *target, ce_grad_row *grad) {
-    const bool narrow = args->logits.dtype != LL_DTYPE_F32 && args->grad.dtype != LL_DTYPE_F32;
     const lli_row_result saved = as_saved(result);
     grad->grad = lli_row_coefficients(terms, &saved, i, y < 0 ? 0 : y, target);
     grad->target = y >= 0 && target->delta != 0.0 ? y : kNoTarget;
-    set_way(is_plain(&args->row), narrow, grad);
+    set_way(args, grad);
 }
 
 /* The target's entry of the gradient. By one thread. */

@@ -7,7 +7,6 @@
  *   then          lanes and warps are added up, and the part's state is written for finish.cu
  *
  * Shared memory: a tile has 65 floats, so that column v of 32 tiles lies in 32 banks. */
-#include "cuda/ce.h"
 #include "cuda/ce_tile.cuh"
 #include "cuda/lanes.cuh"
 

@@ -20,6 +20,7 @@
 #ifndef LLI_CUDA_CE_TILE_CUH
 #define LLI_CUDA_CE_TILE_CUH
 
+#include "cuda/ce.h"
 #include "cuda/device.cuh"
 #include "cuda/ptx/ex2_approx.cuh"
 #include "cuda/ptx/max_nan.cuh"
@@ -211,14 +212,14 @@ template <int kGroup, typename Load> static __device__ inline float tile_max(Loa
 }
 
 /* A tile into an empty state by a warp; z: the lane's columns 2 lane and 2 lane + 1. Every lane gets the
- * result, and the largest logit (NaN if there is one). */
+ * result. */
 template <typename E, bool kEntropy>
-static __device__ inline float warp_tile(const float *z, int lane, lli_softmax *row) {
+static __device__ inline void warp_tile(const float *z, lli_softmax *row) {
     lli_softmax_clear(row);
     const bool any_nan = __any_sync(0xffffffffu, z[0] != z[0] || z[1] != z[1]);
     const int32_t key = __reduce_max_sync(0xffffffffu, lli_softmax_key(fmaxf(z[0], z[1])));
     const float zmax = any_nan ? NAN : lli_softmax_key_value(key);
-    if (zmax == -INFINITY) return zmax;
+    if (zmax == -INFINITY) return;
     if (!is_plain_max(zmax)) {
         float all[kTileCols];
         for (int l = 0; l < 32; l++) {
@@ -226,14 +227,13 @@ static __device__ inline float warp_tile(const float *z, int lane, lli_softmax *
             all[2 * l + 1] = __shfl_sync(0xffffffffu, z[1], l);
         }
         lli_softmax_tile(row, all, kTileCols, zmax);
-        return zmax;
+        return;
     }
     const float k = lli_softmax_anchor(zmax);
     column_sums<E, kEntropy> sums;
     sums.add(z[0], -k);
     sums.add(z[1], -k);
     lli_softmax_add(row, (int32_t)k, sum_lanes(sums.s(2)), sum_lanes(sums.u(2)));
-    return zmax;
 }
 
 /* sum += sum_v cw[v] z_v on a grid of 2^-30 of the tile's largest magnitude, columns from n on left out; cw =
@@ -286,8 +286,9 @@ static __device__ void tile_soft_sum(Load load, const float *class_weight, int n
 
 /* How a row's columns are computed; the same for all of them.
  *
- *   CE_SHORT   dz = 2^(z log2 e + offset), the positive alpha in the offset; error 2^-19, so for 16-bit
- * results CE_PLAIN   dz = p alpha - epsilon cw CE_GAMMA   dz = p (alpha + gamma (lse - H - z)) - epsilon cw
+ *   CE_SHORT   dz = 2^(z log2 e + offset), the offset with log2 alpha: within 2^-17, for 16-bit results
+ *   CE_PLAIN   dz = p alpha - epsilon cw
+ *   CE_GAMMA   dz = p (alpha + gamma (lse - H - z)) - epsilon cw
  *   CE_WIDE    in double: lse beyond the float formula, or NaN
  *   CE_DEAD    0 */
 typedef enum ce_way { CE_DEAD, CE_SHORT, CE_PLAIN, CE_GAMMA, CE_WIDE } ce_way;
@@ -302,22 +303,22 @@ typedef struct __align__(16) ce_grad_row {
 ce_grad_row;
 enum { kNoTarget = -1 };
 
-static __device__ const float kShortOffset = 64.0f; /* the largest: its rounding error is then 2^-19 */
-
-/* Sets way and offset from grad. plain: no softcap, temperature or label smoothing; narrow: 16-bit results of
- * 16-bit logits. */
-static __device__ inline void set_way(bool plain, bool narrow, ce_grad_row *row) {
-    const lli_row_grad *grad = &row->grad;
-    row->way = grad->dead ? CE_DEAD : grad->wide ? CE_WIDE : grad->gamma != 0.0f ? CE_GAMMA : CE_PLAIN;
-    row->offset = log2f(grad->alpha) - (grad->k + grad->fraction);
-    if (row->way != CE_PLAIN || !plain || !narrow || grad->epsilon != 0.0f) return;
-    if (grad->alpha > 0.0f && fabsf(grad->k) < kShortOffset && fabsf(row->offset) < kShortOffset) {
-        row->way = CE_SHORT;
-    }
-}
+static __device__ const float kShortOffset = 64.0f; /* the largest: it is then rounded to 2^-18 */
 
 static __host__ __device__ inline bool is_plain(const lli_cuda_finish *args) {
     return !args->smoothing && args->transform.softcap == 0.0f && args->transform.temperature == 1.0f;
+}
+
+/* Sets way and offset from grad. */
+static __device__ inline void set_way(const lli_cuda_ce *args, ce_grad_row *row) {
+    const bool narrow = args->logits.dtype != LL_DTYPE_F32 && args->grad.dtype != LL_DTYPE_F32;
+    const lli_row_grad *grad = &row->grad;
+    row->way = grad->dead ? CE_DEAD : grad->wide ? CE_WIDE : grad->gamma != 0.0f ? CE_GAMMA : CE_PLAIN;
+    row->offset = log2f(grad->alpha) - (grad->k + grad->fraction);
+    if (row->way != CE_PLAIN || !is_plain(&args->row) || !narrow || grad->epsilon != 0.0f) return;
+    if (grad->alpha > 0.0f && fabsf(grad->k) < kShortOffset && fabsf(row->offset) < kShortOffset) {
+        row->way = CE_SHORT;
+    }
 }
 
 /* Softcap and temperature. A call, because loops over columns would grow tenfold with it in line. */
