@@ -6,6 +6,7 @@ by bit.
 """
 
 import gc
+import importlib
 import os
 import sys
 import weakref
@@ -476,7 +477,9 @@ def main():
             dist.barrier()
         print(f"ok {name}", flush=True)
     if not {"dead_rank", "megatrons_own"} & set(sys.argv):  # Megatron keeps its groups
-        # Whoever keeps a group alive beyond this makes one exit of the interpreter in ten an abort.
+        # Whoever keeps a group alive beyond this makes one exit of the interpreter in ten an abort. Optimizers import
+        # what follows in the midst of a program.
+        importlib.import_module("torch._dynamo")
         group = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
         gc.collect()

@@ -25,6 +25,11 @@ from typing import Any, Optional
 import torch
 import torch.distributed as dist
 
+# Its default arguments are `group.WORLD` of the moment of its first import, and torch.optim imports it: had the program
+# made its groups by then, dist.destroy_process_group could not end the world group's threads, and one of Gloo's that
+# frees a tensor while the interpreter ends aborts it (seen with torch 2.15).
+import torch.distributed.nn.functional  # noqa: F401
+
 from .. import _ffi
 
 _OK, _COMM = 0, 6  # ll_status
