@@ -2,6 +2,7 @@
  * forked child. */
 #define _DEFAULT_SOURCE
 #include "harness.h"
+#include "sanitizer.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -9,19 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define WITH_TSAN 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define WITH_TSAN 1
-#endif
-#ifdef WITH_TSAN
-enum { kForkedPlans = 1 }; /* that sanitizer ends a forked child that starts a thread */
-#else
-enum { kForkedPlans = 2 };
-#endif
+enum { kForkedPlans = WITH_TSAN ? 1 : 2 };
 
 /* One caller's results and workspace; operands and plan are shared. Asserts stay on the main thread:
  * a failing cmocka assert jumps, which only the test's own thread may do. */
