@@ -3,9 +3,8 @@
  * grad_w, grad_bias), every rank the same grad_x, and a grad_x within the bounds of any kernel. Leaves out
  * the faults of ranks (tests/faults/test_faults_ranks.c) and MPI (tests/mpi). */
 #define _POSIX_C_SOURCE 200809L
-#include "core/expect.h"
 #include "kernel_run.h"
-#include "rank_run.h"
+#include "rank_case.h"
 #include "sanitizer.h"
 
 #include <setjmp.h>
@@ -41,70 +40,7 @@ static const char *const problems[] = {
 
 static const int32_t sizes[] = {1, 2, 3, 4, 7, 8, 16};
 
-struct group_case {
-    struct problem problem;
-    struct operands operands;
-    struct results want; /* forward_backward on one rank */
-    struct expectation expect;
-    const char *kernel;
-    int64_t *failed, *checked;
-    struct expect_stats *stats;
-};
-
-static void fail_case(const struct group_case *c, const struct rank_cut *cut, const char *what,
-                      const char *why) {
-    printf("FAIL %s %s: %d ranks %s: %s: %s\n", c->problem.text, c->kernel, cut->n, rank_cut_text(cut), what,
-           why);
-    ++*c->failed;
-}
-
-static bool run(const struct group_case *c, struct rank_run *rank_run, const struct results *results,
-                ll_pass pass, const char *what) {
-    ll_plan_desc desc;
-    problem_desc(&c->problem, &desc);
-    const ll_linear_ce_args args = problem_args(&c->problem, &c->operands, results, pass);
-    if (ranks_run(rank_run, &desc, &args, pass) == LL_STATUS_OK) return true;
-    const char *why = rank_run->difference;
-    for (int32_t r = 0; r < rank_run->cut->n && !*why; r++) why = rank_run->sentence[r];
-    fail_case(c, rank_run->cut, what, why);
-    return false;
-}
-
-static void same(const struct group_case *c, const struct rank_cut *cut, const char *what,
-                 const struct results *got, const struct results *want, int32_t fields) {
-    char label[256];
-    ++*c->checked;
-    snprintf(label, sizeof label, "%d ranks, %.160s, %s", cut->n, rank_cut_text(cut), what);
-    if (!results_same_bits(&c->problem, c->kernel, label, got, want, fields, 0, c->problem.n_tokens) ||
-        !results_intact(got)) {
-        fail_case(c, cut, what, "not the same bits, or guard bytes changed");
-    }
-}
-
-static void new_results(const struct group_case *c, struct results *results) {
-    if (!results_create(&c->problem, results)) fail_msg("out of memory");
-}
-
-/* forward_backward, and forward followed by backward. */
-static void check_cut(const struct group_case *c, const struct rank_cut *cut, const ll_comm_double *script) {
-    enum { kAll = FIELDS_ALL & ~(1 << FIELD_GRAD_X) };
-    struct results both, apart;
-    struct rank_run both_run = {.cut = cut, .script = script}, apart_run = both_run;
-    new_results(c, &both);
-    new_results(c, &apart);
-    if (run(c, &both_run, &both, LL_PASS_FORWARD_BACKWARD, "forward_backward")) {
-        same(c, cut, "forward_backward", &both, &c->want, kAll);
-        expectation_check(&c->expect, c->kernel, "ranks", &both, 1 << FIELD_GRAD_X, c->stats);
-    }
-    if (run(c, &apart_run, &apart, LL_PASS_FORWARD, "forward") &&
-        run(c, &apart_run, &apart, LL_PASS_BACKWARD, "backward")) {
-        same(c, cut, "forward then backward", &apart, &both, FIELDS_ALL);
-    }
-    results_destroy(&apart);
-    results_destroy(&both);
-}
-
-static void check_cuts(const struct group_case *c, bool all) {
+static void check_cuts(struct rank_case *c, bool all) {
     static const ll_comm_double script = {
         .struct_bytes = sizeof script, .seed = 7, .delay_us = 200, .pieces = 5};
     const int64_t n_rows = c->problem.v_total + c->problem.v_pad;
@@ -114,7 +50,7 @@ static void check_cuts(const struct group_case *c, bool all) {
             if (sizes[s] == 1 && kind != CUT_EVEN) continue;
             const struct rank_cut cut =
                 rank_cut_make((enum rank_cut_kind)kind, sizes[s], n_rows, c->problem.seed);
-            check_cut(c, &cut, kind == CUT_UNEVEN ? &script : NULL);
+            rank_case_cut(c, &cut, kind == CUT_UNEVEN ? &script : NULL, 1 << FIELD_GRAD_X);
         }
     }
 }
@@ -127,37 +63,26 @@ static void each_kernel_each_cut(void **state) {
     (void)state;
     const struct kernel_list list = kernels_here();
     int64_t failed = 0, checked = 0;
-    struct expect_stats stats = {0};
     for (size_t p = 0; p < sizeof problems / sizeof problems[0]; p++) {
-        struct group_case c = {.failed = &failed, .checked = &checked, .stats = &stats};
-        const char *why = problem_parse(problems[p], &c.problem);
-        if (why) fail_msg("%s: %s", problems[p], why);
-        if (!operands_create(&c.problem, &c.operands) ||
-            !expectation_create(&c.problem, &c.operands, &c.expect)) {
-            fail_msg("out of memory");
-        }
+        struct rank_case c;
+        rank_case_open(problems[p], &c);
+        rank_case_expect(&c);
         for (int32_t k = 0; k < list.count; k++) {
             if (!takes_ranks(&list.kernels[k])) continue;
             c.kernel = list.kernels[k].name;
-            new_results(&c, &c.want);
-            const ll_linear_ce_args args =
-                problem_args(&c.problem, &c.operands, &c.want, LL_PASS_FORWARD_BACKWARD);
-            assert_int_equal(kernel_run(c.kernel, &c.problem, LL_PASS_FORWARD_BACKWARD, &args), LL_STATUS_OK);
+            rank_case_want(&c);
             setenv("LL_KERNEL", c.kernel, 1);
             check_cuts(&c, k == 0 && !WITH_TSAN);
             unsetenv("LL_KERNEL");
             results_destroy(&c.want);
         }
-        if (!operands_intact(&c.operands)) {
-            printf("FAIL %s: an input changed\n", problems[p]);
-            failed++;
-        }
-        expectation_destroy(&c.expect);
-        operands_destroy(&c.operands);
+        rank_case_close(&c);
+        failed += c.failed + c.stats.failed;
+        checked += c.checked;
     }
     printf("%lld comparisons over ranks\n", (long long)checked);
     assert_true(checked > 100);
-    assert_int_equal(failed + stats.failed, 0);
+    assert_int_equal(failed, 0);
 }
 
 int main(void) {

@@ -1,7 +1,7 @@
 /* The vocabulary over ranks on a GPU: what a rank does wrong, which every rank must be told alike; ranks that
  * do not come; capture. Ranks are threads on one GPU. */
 #define _POSIX_C_SOURCE 200809L
-#include "cuda/rank_case.h"
+#include "cuda/cuda_ranks.h"
 
 #include <math.h>
 
@@ -23,8 +23,8 @@ static void apply(void *context, int32_t rank, ll_plan_desc *desc, ll_linear_ce_
 }
 
 /* Two ranks; their statuses and sentences are in `run`. */
-static void run_mischief(struct group_case *c, struct mischief *m, ll_pass pass,
-                         const struct results *results, struct rank_run *run) {
+static void run_mischief(struct rank_case *c, struct mischief *m, ll_pass pass, const struct results *results,
+                         struct rank_run *run) {
     static struct rank_cut cut;
     ll_plan_desc desc;
     problem_desc(&c->problem, &desc);
@@ -77,10 +77,10 @@ static void one_sentence_on_all_ranks(void **state) {
         {other_temperature, LL_PASS_FORWARD, "temperature"},
         {other_backend, LL_PASS_FORWARD, "numerics"},
     };
-    struct group_case c;
+    struct rank_case c;
     struct results results;
-    case_open("fb:bf16:n40:d64:v300:up", &c);
-    new_results(&c, &results);
+    rank_case_open("fb:bf16:n40:d64:v300:up", &c);
+    rank_case_results(&c, &results);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct mischief m = {.change = cases[i].change};
         struct rank_run run;
@@ -99,12 +99,12 @@ static void one_sentence_on_all_ranks(void **state) {
 static void a_bad_target_on_the_device(void **state) {
     (void)state;
     enum { kRow = 17 };
-    struct group_case c;
+    struct rank_case c;
     struct results want, got;
-    case_open("fb:bf16:n40:d64:v300:up:ign7:none", &c);
+    rank_case_open("fb:bf16:n40:d64:v300:up:ign7:none", &c);
     c.kernel = kernels[0];
-    new_results(&c, &want);
-    new_results(&c, &got);
+    rank_case_results(&c, &want);
+    rank_case_results(&c, &got);
     ll_linear_ce_args args = problem_args(&c.problem, &c.operands, &want, LL_PASS_FORWARD);
     int64_t *target = (int64_t *)args.target.data, kept = target[kRow];
     assert_int_equal(kernel_run(c.kernel, &c.problem, LL_PASS_FORWARD, &args), LL_STATUS_OK);
@@ -130,10 +130,10 @@ static void a_bad_target_on_the_device(void **state) {
 static void targets_that_differ(void **state) {
     (void)state;
     enum { kTokens = 40, kRow = 11, kIgnoredRow = 12 };
-    struct group_case c;
+    struct rank_case c;
     struct results got;
-    case_open("fb:bf16:n40:d64:v300:sum", &c);
-    new_results(&c, &got);
+    rank_case_open("fb:bf16:n40:d64:v300:sum", &c);
+    rank_case_results(&c, &got);
     int64_t other[kTokens];
     const ll_linear_ce_args args = problem_args(&c.problem, &c.operands, &got, LL_PASS_FORWARD);
     memcpy(other, args.target.data, sizeof other);
@@ -157,10 +157,10 @@ static void targets_that_differ(void **state) {
 static void divisors_that_differ(void **state) {
     (void)state;
     enum { kRow = 16 }; /* not ignored */
-    struct group_case c;
+    struct rank_case c;
     struct results got;
-    case_open("fb:bf16:n40:d64:v300:up:ign7", &c);
-    new_results(&c, &got);
+    rank_case_open("fb:bf16:n40:d64:v300:up:ign7", &c);
+    rank_case_results(&c, &got);
     struct mischief m = {.change = other_divisor};
     struct rank_run run;
     run_mischief(&c, &m, LL_PASS_FORWARD_BACKWARD, &got, &run);
@@ -179,11 +179,11 @@ static bool stays_away(void *context, int32_t rank) {
 /* A rank that does not come, and an operation that fails on all. */
 static void lost_ranks(void **state) {
     (void)state;
-    struct group_case c;
+    struct rank_case c;
     struct results results;
     ll_plan_desc desc;
-    case_open("fb:bf16:n40:d64:v300:up", &c);
-    new_results(&c, &results);
+    rank_case_open("fb:bf16:n40:d64:v300:up", &c);
+    rank_case_results(&c, &results);
     problem_desc(&c.problem, &desc);
     desc.backend = LL_BACKEND_CUDA;
     const struct rank_cut cut = rank_cut_make(CUT_EVEN, 3, 300, 1);
@@ -213,7 +213,7 @@ struct captured {
 };
 
 /* One rank over `comm`, captured; the graph is launched twice and leaves `results`. */
-static struct captured capture(struct group_case *c, const ll_comm *comm, struct results *results) {
+static struct captured capture(struct rank_case *c, const ll_comm *comm, struct results *results) {
     static char some_workspace[64];
     struct captured got = {0};
     ll_plan_desc desc;
@@ -247,13 +247,13 @@ static struct captured capture(struct group_case *c, const ll_comm *comm, struct
 /* A communicator in device memory is captured with the call; one in host memory says that it cannot be. */
 static void graphs(void **state) {
     (void)state;
-    struct group_case c;
+    struct rank_case c;
     struct results want, got;
     ll_comm self, threads;
-    case_open("fb:bf16:n130:d64:v700:up:bias", &c);
+    rank_case_open("fb:bf16:n130:d64:v700:up:bias", &c);
     c.kernel = kernels[kernel_accepts(kernels[1], &c.problem)];
-    new_results(&c, &want);
-    new_results(&c, &got);
+    rank_case_results(&c, &want);
+    rank_case_results(&c, &got);
     const ll_linear_ce_args args = problem_args(&c.problem, &c.operands, &want, LL_PASS_FORWARD_BACKWARD);
     assert_int_equal(kernel_run(c.kernel, &c.problem, LL_PASS_FORWARD_BACKWARD, &args), LL_STATUS_OK);
     assert_int_equal(ll_comm_self(&self), LL_STATUS_OK);

@@ -4,7 +4,7 @@
  * kernel. Ranks are threads on one GPU. What a rank does wrong: test_cuda_rank_calls.c; the reported faults
  * of ranks: tests/faults/test_faults_ranks.c. */
 #define _POSIX_C_SOURCE 200809L
-#include "cuda/rank_case.h"
+#include "cuda/cuda_ranks.h"
 
 /* One chunk of tokens each, so that grad_w is one sum as on one rank. */
 static const char *const problems[] = {
@@ -71,35 +71,6 @@ static struct rank_cut cut_number(int number, int64_t n_rows, uint64_t seed) {
 
 /* ---- Bits and bounds ---------------------------------------------------------------------------- */
 
-static void fail_case(struct group_case *c, const struct rank_cut *cut, const char *what, const char *why) {
-    printf("FAIL %s %s: %d ranks %s: %s: %s\n", c->problem.text, c->kernel, cut->n, rank_cut_text(cut), what,
-           why);
-    c->failed++;
-}
-
-static bool run(struct group_case *c, struct rank_run *rank_run, const struct results *results, ll_pass pass,
-                const char *what) {
-    ll_plan_desc desc;
-    problem_desc(&c->problem, &desc);
-    const ll_linear_ce_args args = problem_args(&c->problem, &c->operands, results, pass);
-    if (ranks_run(rank_run, &desc, &args, pass) == LL_STATUS_OK) return true;
-    const char *why = rank_run->difference;
-    for (int32_t r = 0; r < rank_run->cut->n && !*why; r++) why = rank_run->sentence[r];
-    fail_case(c, rank_run->cut, what, why);
-    return false;
-}
-
-static void same(struct group_case *c, const struct rank_cut *cut, const char *what,
-                 const struct results *got, const struct results *want, int32_t fields) {
-    char label[256];
-    c->checked++;
-    snprintf(label, sizeof label, "%d ranks, %.160s, %s", cut->n, rank_cut_text(cut), what);
-    if (!results_same_bits(&c->problem, c->kernel, label, got, want, fields, 0, c->problem.n_tokens) ||
-        !results_intact(got)) {
-        fail_case(c, cut, what, "not the same bits, or guard bytes changed");
-    }
-}
-
 /* dz of a plain bf16 problem is made of exponentials that are rounded relative to the largest logit of their
  * tile (cuda/exp16.cuh): where a cut goes through the tile, of the rank's part of it. */
 static bool rounds_by_parts(const struct problem *p, const struct rank_cut *cut) {
@@ -111,25 +82,6 @@ static bool rounds_by_parts(const struct problem *p, const struct rank_cut *cut)
            p->loss.temperature == 1.0f && p->loss.softcap == 0.0f && p->loss.label_smoothing == 0.0f;
 }
 
-/* forward_backward, and forward followed by backward. */
-static void check_cut(struct group_case *c, const struct rank_cut *cut, const ll_comm_double *script) {
-    struct results both, apart;
-    struct rank_run both_run = {.cut = cut, .script = script}, apart_run = both_run;
-    new_results(c, &both);
-    new_results(c, &apart);
-    const int32_t sums = rounds_by_parts(&c->problem, cut) ? FIELDS_GRADIENTS : 1 << FIELD_GRAD_X;
-    if (run(c, &both_run, &both, LL_PASS_FORWARD_BACKWARD, "forward_backward")) {
-        same(c, cut, "forward_backward", &both, &c->want, FIELDS_ALL & ~sums);
-        expectation_check(&c->expect, c->kernel, "ranks", &both, sums, &c->stats);
-    }
-    if (run(c, &apart_run, &apart, LL_PASS_FORWARD, "forward") &&
-        run(c, &apart_run, &apart, LL_PASS_BACKWARD, "backward")) {
-        same(c, cut, "forward then backward", &apart, &both, FIELDS_ALL);
-    }
-    results_destroy(&apart);
-    results_destroy(&both);
-}
-
 /* Every cut of a problem on linear_ce_cuda_sm90, every third on linear_ce_cuda; two of three where that is
  * alone. */
 static void each_option_each_cut(void **state) {
@@ -138,37 +90,29 @@ static void each_option_each_cut(void **state) {
         .struct_bytes = sizeof script, .seed = 7, .delay_us = 100, .pieces = 5};
     int64_t failed = 0, checked = 0;
     for (size_t p = 0; p < sizeof problems / sizeof problems[0]; p++) {
-        struct group_case c;
-        case_open(problems[p], &c);
-        const struct expect_rounding rounding = expect_rounding_here(&c.problem);
-        if (!expectation_create_for(&c.problem, &c.operands, &rounding, &c.expect)) fail_msg("out of memory");
+        struct rank_case c;
+        rank_case_open(problems[p], &c);
+        rank_case_expect(&c);
         bool taken = false;
         for (int k = kKernels - 1; k >= 0; k--) {
             c.kernel = kernels[k];
             if (!kernel_accepts(c.kernel, &c.problem)) continue;
-            new_results(&c, &c.want);
-            const ll_linear_ce_args args =
-                problem_args(&c.problem, &c.operands, &c.want, LL_PASS_FORWARD_BACKWARD);
-            assert_int_equal(kernel_run(c.kernel, &c.problem, LL_PASS_FORWARD_BACKWARD, &args), LL_STATUS_OK);
+            rank_case_want(&c);
             setenv("LL_KERNEL", c.kernel, 1);
             for (int number = 0; number < kCuts; number++) {
                 if (taken && (number + (int)p) % 3 != 0) continue;
                 if (!taken && k == 0 && (number + (int)p) % 3 == 0) continue;
                 const struct rank_cut cut =
                     cut_number(number, c.problem.v_total + c.problem.v_pad, c.problem.seed);
-                check_cut(&c, &cut, number == kCuts - 1 ? &script : NULL);
+                const int32_t sums = rounds_by_parts(&c.problem, &cut) ? FIELDS_GRADIENTS : 1 << FIELD_GRAD_X;
+                rank_case_cut(&c, &cut, number == kCuts - 1 ? &script : NULL, sums);
             }
             unsetenv("LL_KERNEL");
             results_destroy(&c.want);
             taken = true;
         }
         assert_true(taken);
-        if (!operands_intact(&c.operands)) {
-            printf("FAIL %s: an input changed\n", problems[p]);
-            failed++;
-        }
-        expectation_destroy(&c.expect);
-        operands_destroy(&c.operands);
+        rank_case_close(&c);
         failed += c.failed + c.stats.failed;
         checked += c.checked;
     }
@@ -188,37 +132,32 @@ static void chunks_that_ranks_agree_on(void **state) {
     };
     int64_t failed = 0;
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
-        struct group_case c;
-        case_open(texts[t], &c);
-        const struct expect_rounding rounding = expect_rounding_here(&c.problem);
-        if (!expectation_create_for(&c.problem, &c.operands, &rounding, &c.expect)) fail_msg("out of memory");
-        struct results apart;
-        new_results(&c, &c.want);
-        new_results(&c, &apart);
+        struct rank_case c;
+        rank_case_open(texts[t], &c);
+        rank_case_expect(&c);
+        struct results both, apart;
+        rank_case_results(&c, &both);
+        rank_case_results(&c, &apart);
         c.kernel = kernels[kernel_accepts(kernels[1], &c.problem)];
-        const ll_linear_ce_args args =
-            problem_args(&c.problem, &c.operands, &c.want, LL_PASS_FORWARD_BACKWARD);
-        assert_int_equal(kernel_run(c.kernel, &c.problem, LL_PASS_FORWARD_BACKWARD, &args), LL_STATUS_OK);
+        rank_case_want(&c);
         setenv("LL_KERNEL", c.kernel, 1);
         const struct rank_cut cut = rank_cut_make(CUT_UNEVEN, 3, c.problem.v_total, 5);
         struct rank_run both_run = {.cut = &cut}, apart_run = both_run;
-        struct results both;
-        new_results(&c, &both);
-        if (run(&c, &both_run, &both, LL_PASS_FORWARD_BACKWARD, "forward_backward")) {
-            same(&c, &cut, "forward_backward", &both, &c.want, FIELDS_FORWARD);
+        if (rank_case_run(&c, &both_run, &both, LL_PASS_FORWARD_BACKWARD, "forward_backward")) {
+            rank_case_same(&c, &cut, "forward_backward", &both, &c.want, FIELDS_FORWARD);
             expectation_check(&c.expect, c.kernel, "ranks", &both, FIELDS_GRADIENTS, &c.stats);
         }
-        if (run(&c, &apart_run, &apart, LL_PASS_FORWARD, "forward") &&
-            run(&c, &apart_run, &apart, LL_PASS_BACKWARD, "backward")) {
-            same(&c, &cut, "forward then backward", &apart, &both, FIELDS_FORWARD | 1 << FIELD_GRAD_X);
+        if (rank_case_run(&c, &apart_run, &apart, LL_PASS_FORWARD, "forward") &&
+            rank_case_run(&c, &apart_run, &apart, LL_PASS_BACKWARD, "backward")) {
+            rank_case_same(&c, &cut, "forward then backward", &apart, &both,
+                           FIELDS_FORWARD | 1 << FIELD_GRAD_X);
             expectation_check(&c.expect, c.kernel, "ranks, apart", &apart, FIELDS_GRADIENTS, &c.stats);
         }
         unsetenv("LL_KERNEL");
         results_destroy(&both);
         results_destroy(&apart);
         results_destroy(&c.want);
-        expectation_destroy(&c.expect);
-        operands_destroy(&c.operands);
+        rank_case_close(&c);
         failed += c.failed + c.stats.failed;
     }
     assert_int_equal(failed, 0);
@@ -230,7 +169,7 @@ struct counted {
     int64_t max, sum, sum_f32;
 };
 
-static struct counted count(struct group_case *c, struct rank_run *run, const struct results *results,
+static struct counted count(struct rank_case *c, struct rank_run *run, const struct results *results,
                             ll_pass pass) {
     ll_plan_desc desc;
     problem_desc(&c->problem, &desc);
@@ -250,10 +189,10 @@ static void operations_depend_on_shapes_alone(void **state) {
     static const ll_comm_double script = {.struct_bytes = sizeof script};
     static const char *const texts[] = {"fb:bf16:n300:d64:v700:up", "fb:bf16:n300:d64:v700:up:ignall"};
     for (size_t t = 0; t < sizeof texts / sizeof texts[0]; t++) {
-        struct group_case c;
+        struct rank_case c;
         struct results results;
-        case_open(texts[t], &c);
-        new_results(&c, &results);
+        rank_case_open(texts[t], &c);
+        rank_case_results(&c, &results);
         const struct rank_cut cut = rank_cut_make(CUT_UNEVEN, 3, 700, 1);
         struct rank_run run = {.cut = &cut, .script = &script};
         struct counted n = count(&c, &run, &results, LL_PASS_FORWARD);
