@@ -3,66 +3,18 @@
  * in and out, as its first heuristic does them. A ratio is of neighbours in time, since a card slows down as
  * it warms. --algos times every algorithm without split-k at the sizes that the backend uses. */
 #define _POSIX_C_SOURCE 200809L
-#include <logitless/logitless.h>
+#include "bench_cuda.h"
 
 #include <cublasLt.h>
-#include <cuda_runtime_api.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 enum { kRounds = 9, kCandidates = 16 };
-
-#define CHECK(call)                                                                                          \
-    do {                                                                                                     \
-        const int check_status = (int)(call);                                                                \
-        if (check_status) {                                                                                  \
-            fprintf(stderr, "bench_cuda: %s gave %d (%s)\n", #call, check_status, ll_last_error());          \
-            exit(3);                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static cublasLtHandle_t lt;
 static void *lt_workspace;
 static const size_t lt_workspace_bytes = (size_t)64 << 20;
 static cudaEvent_t begin_event, end_event;
 static long budget_mib; /* 0: the default */
-
-/* ---- Data --------------------------------------------------------------------------------------- */
-
-static void *take(size_t bytes) {
-    void *data = NULL;
-    CHECK(cudaMalloc(&data, bytes));
-    return data;
-}
-
-static uint64_t random_bits(uint64_t *state) {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545f4914f6cdd1du;
-}
-
-/* bf16 of mean 0: a stretch of an odd length, over and over, so that no two rows are equal. */
-static void fill(void *data, int64_t count, float scale, uint64_t seed) {
-    enum { kStretch = 4194301 };
-    uint16_t *host = malloc(kStretch * sizeof *host);
-    for (int64_t i = 0; i < kStretch; i++) {
-        const uint64_t bits = random_bits(&seed);
-        float sum = 0, value;
-        uint32_t word;
-        for (int part = 0; part < 4; part++) sum += (float)(bits >> (16 * part) & 0xffffu);
-        value = (sum - 131070.0f) / 65536.0f * 1.7320508f * scale;
-        memcpy(&word, &value, sizeof word);
-        host[i] = (uint16_t)(word >> 16);
-    }
-    for (int64_t at = 0; at < count; at += kStretch) {
-        const int64_t n = count - at < kStretch ? count - at : kStretch;
-        CHECK(cudaMemcpy((uint16_t *)data + at, host, (size_t)n * 2, cudaMemcpyHostToDevice));
-    }
-    free(host);
-}
 
 /* ---- Products ----------------------------------------------------------------------------------- */
 
@@ -109,21 +61,11 @@ static int find(const product *p, size_t workspace_bytes, bool whole_k, cublasLt
     return count;
 }
 
-static float elapsed(void) {
+static double elapsed(void) {
     float ms = 0;
     CHECK(cudaEventSynchronize(end_event));
     CHECK(cudaEventElapsedTime(&ms, begin_event, end_event));
-    return ms;
-}
-
-static int compare_floats(const void *left, const void *right) {
-    const float a = *(const float *)left, b = *(const float *)right;
-    return (a > b) - (a < b);
-}
-
-static float median(float *values, int count) {
-    qsort(values, (size_t)count, sizeof *values, compare_floats);
-    return values[count / 2];
+    return (double)ms;
 }
 
 static void multiply(const product *p, const cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
@@ -147,7 +89,7 @@ static void time_algos(const product *p) {
     const int count = find(p, 0, true, &desc, &a, &b, &c);
     printf("%s [%lld, %lld] over %lld\n", p->name, (long long)p->m, (long long)p->n, (long long)p->k);
     for (int i = 0; i < count; i++) {
-        float ms[kRounds];
+        double ms[kRounds];
         multiply(p, &results[i].algo, desc, a, b, c);
         for (int r = 0; r < kRounds; r++) {
             CHECK(cudaEventRecord(begin_event, 0));
@@ -155,7 +97,7 @@ static void time_algos(const product *p) {
             CHECK(cudaEventRecord(end_event, 0));
             ms[r] = elapsed() / 4;
         }
-        const float t = median(ms, kRounds);
+        const double t = median(ms, kRounds);
         printf(
             "  #%d id %d tile %d stages %d cluster %d swizzle %d inner %d split %d: %.4f ms %.0f TFLOP/s\n",
             i, attribute(&results[i].algo, CUBLASLT_ALGO_CONFIG_ID, 4),
@@ -265,7 +207,8 @@ static void open_plan(bench *s, bool narrow, size_t *bytes) {
 }
 
 static void measure(bench *s, bool narrow) {
-    float ms[kSteps][kRounds], loss = 0;
+    double ms[kSteps][kRounds], at[kSteps];
+    float loss = 0;
     size_t bytes[3];
     char text[2048];
     open_plan(s, narrow, bytes);
@@ -276,25 +219,24 @@ static void measure(bench *s, bool narrow) {
             CHECK(cudaEventRecord(begin_event, 0));
             run_step(s, (step)which);
             CHECK(cudaEventRecord(end_event, 0));
-            const float t = elapsed();
+            const double t = elapsed();
             if (r >= 0) ms[which][r] = t;
         }
     }
     CHECK(cudaMemcpy(&loss, s->args.loss, sizeof loss, cudaMemcpyDeviceToHost));
-    float at[kSteps];
     printf(
         "{\"problem\": \"bf16:n%lld:d%lld:v%lld\", \"grad_w\": \"%s\", \"numerics\": \"%s\", \"loss\": %.6f",
         (long long)s->n, (long long)s->d, (long long)s->v, narrow ? "bf16" : "f32", ll_plan_numerics(s->plan),
         (double)loss);
     for (int which = 0; which < kSteps; which++) {
         at[which] = median(ms[which], kRounds);
-        printf(", \"%s_ms\": %.3f", step_names[which], (double)at[which]);
+        printf(", \"%s_ms\": %.3f", step_names[which], at[which]);
     }
     printf(", \"forward_by_g1\": %.3f, \"one_pass_by_g3\": %.3f, \"forward_then_backward_by_g1_g3\": %.3f, "
            "\"workspace_mib\": [%.0f, %.0f, %.0f]}\n",
-           (double)(at[STEP_FORWARD] / at[STEP_G1]), (double)(at[STEP_ONE_PASS] / at[STEP_G3]),
-           (double)((at[STEP_FORWARD] + at[STEP_BACKWARD]) / (at[STEP_G1] + at[STEP_G3])),
-           (double)bytes[0] / 0x1p20, (double)bytes[1] / 0x1p20, (double)bytes[2] / 0x1p20);
+           at[STEP_FORWARD] / at[STEP_G1], at[STEP_ONE_PASS] / at[STEP_G3],
+           (at[STEP_FORWARD] + at[STEP_BACKWARD]) / (at[STEP_G1] + at[STEP_G3]), (double)bytes[0] / 0x1p20,
+           (double)bytes[1] / 0x1p20, (double)bytes[2] / 0x1p20);
     fflush(stdout);
     ll_plan_destroy(s->plan);
     CHECK(cudaFree(s->args.workspace));
@@ -318,6 +260,14 @@ static void algos(const bench *s) {
     CHECK(cudaFree(f32));
 }
 
+static void *filled(size_t count, float scale, uint64_t seed) {
+    void *data = take(2 * count);
+    uint16_t *stretch = make_stretch(scale, seed);
+    fill(data, 0, (int64_t)count, stretch);
+    free(stretch);
+    return data;
+}
+
 static void run(const char *text, bool want_algos) {
     bench s = {0};
     long long n, d, v;
@@ -329,14 +279,11 @@ static void run(const char *text, bool want_algos) {
     s.d = d;
     s.v = v;
     const size_t nd = (size_t)n * (size_t)d, vd = (size_t)v * (size_t)d, nv = (size_t)n * (size_t)v;
-    s.x = take(2 * nd);
-    s.w = take(2 * vd);
-    s.dz = take(2 * nv);
+    s.x = filled(nd, 1.0f, 1);
+    s.w = filled(vd, 0.02f, 2);
+    s.dz = filled(nv, 1e-3f, 3);
     s.out_x = take(4 * nd);
     s.out_w = take(4 * vd);
-    fill(s.x, (int64_t)nd, 1.0f, 1);
-    fill(s.w, (int64_t)vd, 0.02f, 2);
-    fill(s.dz, (int64_t)nv, 1e-3f, 3);
     open_products(&s);
     if (want_algos) {
         algos(&s);

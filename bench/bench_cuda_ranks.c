@@ -5,27 +5,16 @@
  * have the bits of one rank's, grad_x is the same on all ranks, and grad_w is compared with one rank's rows.
  * Prints one JSON object. */
 #define _POSIX_C_SOURCE 200809L
+#include "bench_cuda.h"
+
 #include <logitless/comm.h>
 
-#include <cuda_runtime_api.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
-enum { kRanksMax = 8, kRoundsMax = 64, kCalls = 3, kPasses = 3, kStretch = 4194301 };
-
-#define CHECK(call)                                                                                          \
-    do {                                                                                                     \
-        const int check_status = (int)(call);                                                                \
-        if (check_status) {                                                                                  \
-            fprintf(stderr, "bench_cuda_ranks: %s gave %d (%s)\n", #call, check_status, ll_last_error());    \
-            exit(3);                                                                                         \
-        }                                                                                                    \
-    } while (0)
+enum { kRanksMax = 8, kRoundsMax = 64, kCalls = 3, kPasses = 3 };
 
 typedef struct shape {
     int64_t n, d, v;
@@ -33,44 +22,12 @@ typedef struct shape {
 
 /* ---- Data --------------------------------------------------------------------------------------- */
 
-static uint16_t
-    *stretches[2]; /* of x and of w: an odd length, over and over, so that no two rows are equal */
-
-static uint64_t random_bits(uint64_t *state) {
-    *state ^= *state >> 12;
-    *state ^= *state << 25;
-    *state ^= *state >> 27;
-    return *state * 0x2545f4914f6cdd1du;
-}
-
-static void make_stretch(int which, float scale, uint64_t seed) {
-    stretches[which] = malloc(kStretch * sizeof(uint16_t));
-    for (int64_t i = 0; i < kStretch; i++) {
-        const uint64_t bits = random_bits(&seed);
-        float sum = 0, value;
-        uint32_t word;
-        for (int part = 0; part < 4; part++) sum += (float)(bits >> (16 * part) & 0xffffu);
-        value = (sum - 131070.0f) / 65536.0f * 1.7320508f * scale;
-        memcpy(&word, &value, sizeof word);
-        stretches[which][i] = (uint16_t)(word >> 16);
-    }
-}
-
-static void *take(size_t bytes) {
-    void *data = NULL;
-    CHECK(cudaMalloc(&data, bytes ? bytes : 1));
-    return data;
-}
+static uint16_t *stretches[2]; /* of x and of w */
 
 /* Elements [first, first + count) of x or w. */
 static void *filled(int which, int64_t first, int64_t count) {
     uint16_t *data = take((size_t)count * 2);
-    for (int64_t at = 0; at < count;) {
-        const int64_t offset = (first + at) % kStretch, left = kStretch - offset;
-        const int64_t n = count - at < left ? count - at : left;
-        CHECK(cudaMemcpy(data + at, stretches[which] + offset, (size_t)n * 2, cudaMemcpyHostToDevice));
-        at += n;
-    }
+    fill(data, first, count, stretches[which]);
     return data;
 }
 
@@ -253,16 +210,6 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
-static int by_value(const void *left, const void *right) {
-    const double p = *(const double *)left, q = *(const double *)right;
-    return (p > q) - (p < q);
-}
-
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof *values, by_value);
-    return values[count / 2];
-}
-
 static void report(bool first) {
     static const char *const names[kPasses] = {"forward", "backward", "forward_backward"};
     bool same = true;
@@ -296,8 +243,8 @@ static void run(const char *text, bool first) {
         exit(2);
     }
     b.s = (shape){n, d, v};
-    make_stretch(0, 1.0f, 1);
-    make_stretch(1, 2.0f / sqrtf((float)d), 2);
+    stretches[0] = make_stretch(1.0f, 1);
+    stretches[1] = make_stretch(2.0f / sqrtf((float)d), 2);
     pthread_t threads[kRanksMax];
     CHECK(ll_comm_threads(b.n_ranks, 0, b.threads));
     CHECK(pthread_barrier_init(&b.barrier, NULL, (unsigned)b.n_ranks));
@@ -307,6 +254,8 @@ static void run(const char *text, bool first) {
     for (int32_t r = 0; r < b.n_ranks; r++) CHECK(pthread_join(threads[r], NULL));
     for (int32_t r = 0; r < b.n_ranks; r++) ll_comm_destroy(&b.threads[r]);
     report(first);
+    free(stretches[0]);
+    free(stretches[1]);
 }
 
 int main(int argc, char **argv) {
