@@ -14,6 +14,8 @@
 
 enum { kThreads = 256, kRows = 16, kTiles = 16, kWarpTiles = 4, kWarpRows = 8 };
 
+enum { kGridRows = 65535 }; /* blocks that a grid has in its second dimension; more go to the third */
+
 static_assert(kThreads == kRows * kTiles, "a thread makes a factor");
 static_assert(kThreads / 32 * kWarpTiles * kWarpRows == kRows * kTiles, "warps cover the block");
 
@@ -58,14 +60,14 @@ static __device__ inline uint4 fast_eight(const dz_row *row, const dz_factor *fa
 static __global__ void __launch_bounds__(kThreads, 3)
     kept_dz(const __grid_constant__ lli_cuda_kept kept, const __grid_constant__ lli_cuda_dz args) {
     __shared__ kept_shared shared;
-    const int64_t first = (int64_t)blockIdx.y * kRows;
+    const int64_t first = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * kRows;
     const int32_t first_tile = (int32_t)blockIdx.x * kTiles,
                   n_tiles = (int32_t)(args.padded_cols / kTileCols);
     const int32_t of_all =
         (int32_t)(args.column / kTileCols) + first_tile; /* the chunk's number of first_tile */
     const int32_t n_rows = args.n_rows - first < kRows ? (int32_t)(args.n_rows - first) : (int32_t)kRows;
     const int32_t padded = args.padded_rows - first < kRows ? (int32_t)(args.padded_rows - first)
-                                                            : (int32_t)kRows; /* n_rows may be below 0 */
+                                                            : (int32_t)kRows; /* both may be below 0 */
     int32_t anchor = 0;
     const int factor_row = threadIdx.x % kRows, factor_tile = threadIdx.x / kRows;
     if (first_tile + factor_tile < n_tiles && factor_row < n_rows) {
@@ -110,8 +112,9 @@ static __global__ void __launch_bounds__(kThreads, 3)
 
 extern "C" int lli_cuda_kept_dz_launch(const lli_cuda_kept *kept, const lli_cuda_dz *dz,
                                        cudaStream_t stream) {
+    const int64_t rows = blocks_for(dz->padded_rows, kRows), layers = blocks_for(rows, kGridRows);
     const dim3 grid((unsigned)blocks_for(dz->padded_cols, (int)kTiles * (int)kTileCols),
-                    (unsigned)blocks_for(dz->padded_rows, kRows));
+                    (unsigned)blocks_for(rows, layers), (unsigned)layers);
     return launch(kept_dz, grid, dim3(kThreads), 0, stream, *kept, *dz);
 }
 
