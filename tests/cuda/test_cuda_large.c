@@ -26,7 +26,7 @@ static void *zeros(struct large *large, size_t bytes) {
     return large->memory[large->count++] = data;
 }
 
-static bool large_open(int64_t n, int64_t d, int64_t v, ll_pass pass, struct large *large) {
+static bool large_open(int64_t n, int64_t d, int64_t v, ll_pass pass, size_t budget, struct large *large) {
     *large = (struct large){.n = n, .d = d, .v = v};
     ll_plan_desc desc = LL_PLAN_DESC_INIT;
     ll_loss loss = LL_LOSS_INIT;
@@ -38,6 +38,7 @@ static bool large_open(int64_t n, int64_t d, int64_t v, ll_pass pass, struct lar
     desc.v_local = desc.v_total = v;
     desc.x_dtype = desc.w_dtype = LL_DTYPE_BF16;
     desc.loss = &loss;
+    desc.workspace_budget_bytes = budget;
     if (ll_plan_create(&desc, &large->plan) != LL_STATUS_OK) fail_msg("%s", ll_last_error());
     ll_plan_workspace(large->plan, pass, &bytes);
     const size_t x_bytes = 2 * (size_t)n * (size_t)d, w_bytes = 2 * (size_t)v * (size_t)d;
@@ -81,11 +82,12 @@ static void near(double got, double want, double relative, const char *what) {
     if (!(fabs(got - want) <= relative * fabs(want))) fail_msg("%s is %.9g, want %.9g", what, got, want);
 }
 
-/* The last token against the last class: logit 6 there, 0 elsewhere. */
-static void check_far_corner(int64_t n, int64_t d, int64_t v, ll_pass pass) {
+/* The last token against the last class: logit 6 there, 0 elsewhere. budget: of the workspace, 0 the default.
+ */
+static void check_far_corner(int64_t n, int64_t d, int64_t v, ll_pass pass, size_t budget) {
     struct large large;
     float nll, first;
-    if (!large_open(n, d, v, pass, &large)) {
+    if (!large_open(n, d, v, pass, budget, &large)) {
         large_close(&large);
         skip();
     }
@@ -115,19 +117,26 @@ static void check_far_corner(int64_t n, int64_t d, int64_t v, ll_pass pass) {
 
 static void w_beyond_2_to_the_32(void **state) {
     (void)state;
-    check_far_corner(3, 4104, 1 << 20, LL_PASS_FORWARD);
-    check_far_corner(2, 4104, 1 << 20, LL_PASS_FORWARD_BACKWARD);
+    check_far_corner(3, 4104, 1 << 20, LL_PASS_FORWARD, 0);
+    check_far_corner(2, 4104, 1 << 20, LL_PASS_FORWARD_BACKWARD, 0);
 }
 
 static void w_beyond_2_to_the_31_unaligned(void **state) {
     (void)state;
-    check_far_corner(2, 4099, 600000, LL_PASS_FORWARD_BACKWARD);
+    check_far_corner(2, 4099, 600000, LL_PASS_FORWARD_BACKWARD, 0);
 }
 
 static void x_beyond_2_to_the_32(void **state) {
     (void)state;
-    check_far_corner(1050000, 4096, 130, LL_PASS_FORWARD);
-    check_far_corner(1050000, 4096, 66, LL_PASS_FORWARD_BACKWARD);
+    check_far_corner(1050000, 4096, 130, LL_PASS_FORWARD, 0);
+    check_far_corner(1050000, 4096, 66, LL_PASS_FORWARD_BACKWARD, 0);
+}
+
+/* With room for them, all tokens are one chunk: more groups of rows than a grid has blocks in its second
+ * dimension. */
+static void more_rows_than_a_grid_has(void **state) {
+    (void)state;
+    check_far_corner(1200000, 64, 130, LL_PASS_FORWARD_BACKWARD, (size_t)4 << 30);
 }
 
 int main(void) {
@@ -135,6 +144,7 @@ int main(void) {
         cmocka_unit_test(w_beyond_2_to_the_32),
         cmocka_unit_test(w_beyond_2_to_the_31_unaligned),
         cmocka_unit_test(x_beyond_2_to_the_32),
+        cmocka_unit_test(more_rows_than_a_grid_has),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
