@@ -136,7 +136,8 @@ class Plan:
 
     def prepare(self, op: int, which: int, flags: int, operands: Sequence[Any]) -> Prepared:
         """The pass ``which`` over tensors like these, to be run with the addresses of others."""
-        return Prepared(self, _module.prepare(op, which, self.handle, flags, *operands))
+        handle = _module.prepare(op, which, self.handle, flags, *operands)
+        return Prepared(self, handle, sum(t is not None for t in operands))
 
     @property
     def numerics(self) -> str:
@@ -155,10 +156,11 @@ class Prepared:
     and device of those tensors, but for the number of tokens: only the caller can know.
     """
 
-    __slots__ = ("plan", "handle")
+    __slots__ = ("plan", "handle", "n_operands")
 
-    def __init__(self, plan: Plan, handle: int) -> None:
+    def __init__(self, plan: Plan, handle: int, n_operands: int) -> None:
         self.plan, self.handle = plan, handle  # the plan lives as long as this
+        self.n_operands = n_operands  # that many addresses
 
     def __del__(self) -> None:
         if _module is not None:

@@ -53,8 +53,9 @@ def test_saved_tensors_that_come_back_in_another_layout(device):
 
 @pytest.mark.parametrize("mode", ["auto", "recompute", "one_pass"])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_a_second_backward_is_the_first_times_its_upstream(mode, dtype, device):
-    p = Problem(f"{dtype}:n33:d16:v70:bias:ign", device)
+@pytest.mark.parametrize("bias", ["", ":bias"])
+def test_a_second_backward_is_the_first_times_its_upstream(mode, dtype, bias, device):
+    p = Problem(f"{dtype}:n33:d16:v70:ign{bias}", device)
     loss = linear_cross_entropy(p.x, p.w, p.target, bias=p.bias, mode=mode)
     first = torch.autograd.grad(loss, p.leaves(), torch.tensor(1.0, device=device), retain_graph=True)
     kept = [g.clone() for g in first]

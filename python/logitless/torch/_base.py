@@ -6,7 +6,7 @@ import threading
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor
@@ -127,6 +127,10 @@ _current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda
 _current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_address = Tensor.data_ptr
+get_num_threads, is_grad_enabled = torch.get_num_threads, torch.is_grad_enabled
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def allocator(index: int) -> Callable[[Sequence[int], Sequence[int], torch.dtype], Tensor]:
@@ -140,11 +144,22 @@ def allocator(index: int) -> Callable[[Sequence[int], Sequence[int], torch.dtype
     return lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
-def gradient_of(t: Optional[Tensor], frozen: int = 0) -> Any:
+def gradient_of(t: Optional[Tensor], new: Callable[..., Tensor], frozen: int = 0) -> Any:
     """Contiguous memory for the gradient of t, None where there is none."""
     if t is None or frozen:
         return None
-    return torch.empty_like(t, memory_format=torch.contiguous_format) if not t.is_contiguous() else torch.empty_like(t)
+    if t.is_contiguous():
+        return new(tuple(t.shape), t.stride(), t.dtype)
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def scaled(gradient: Tensor, upstream: Tensor) -> Tensor:
+    """The gradient times a number, in its place."""
+    if gradient.dtype is not torch.float32:
+        # With a scale of one dimension torch multiplies in f32 and rounds once; one of none would be rounded to the
+        # gradient's dtype first.
+        upstream = upstream.reshape(1)
+    return gradient.mul_(upstream)
 
 
 _ones: dict[int, Tensor] = {}
@@ -188,7 +203,10 @@ class Kind:
     """A kind of call: plan, options and the passes prepared so far, for operands that are alike but for their memory
     and the number of tokens (at most the plan's). What the two operations add is their own."""
 
-    __slots__ = ("plan", "options", "index", "copies_x", "copies_w", "one_pass", "passes", "n_hidden", "_x", "_w", "_y")
+    __slots__ = (
+        *("plan", "options", "index", "copies_x", "copies_w", "one_pass", "passes", "n_hidden", "plain"),
+        *("_workspaces", "_like", "_like_w"),
+    )
     op: int
 
     def __init__(
@@ -200,21 +218,23 @@ class Kind:
         self.copies_x = not x.is_contiguous() and not in_rows(x)
         self.copies_w = w is not None and not in_rows(w)
         self.passes: dict[Hashable, _ffi.Prepared] = {}
-        self._x = x.dtype, x.shape[-1], x.get_device(), layout(x)
-        self._w = None if w is None else (w.dtype, w.shape, w.get_device(), layout(w))
-        self._y = target.dtype, target.get_device()
+        # Whether the loss of these operands alone may be had by `plain_forward` and `plain_backward`.
+        self.plain = not (options.outputs or options.group or self.copies_x or self.copies_w)
+        # Of each pass: the bytes, and whether they may be those that the thread keeps.
+        sizes = [n_bytes + 64 for n_bytes in plan.workspace_bytes]
+        self._workspaces = [(size, size <= _SMALL and not options.group) for size in sizes]
+        self._like = x.dtype, x.get_device(), layout(x), False, target.dtype, target.get_device(), True, True
+        self._like_w = None if w is None else (w.dtype, w.get_device(), layout(w), w.shape)
 
     def fits(self, x: Tensor, w: Optional[Tensor], target: Tensor, rows: Tensor) -> bool:
         """Whether saved tensors are still what the forward saw: hooks on saved tensors may give others back, and a
         parameter's data may have been replaced."""
+        like_x = x.dtype, x.get_device(), x.is_contiguous() or x.stride(), x.is_neg()
+        like = *like_x, target.dtype, target.get_device(), target.is_contiguous(), rows.is_contiguous()
         return (
-            self._x == (x.dtype, x.shape[-1], x.get_device(), x.is_contiguous() or x.stride())
-            and (w is None or self._w == (w.dtype, w.shape, w.get_device(), w.is_contiguous() or w.stride()))
-            and self._y == (target.dtype, target.get_device())
-            and target.is_contiguous()
-            and rows.is_contiguous()
-            and x.numel() == target.numel() * x.shape[-1]
-            and not x.is_neg()
+            like == self._like
+            and (w is None or self._like_w == (w.dtype, w.get_device(), w.is_contiguous() or w.stride(), w.shape))
+            and x.shape == (*target.shape, self.n_hidden)
         )
 
     def execute(
@@ -232,15 +252,15 @@ class Kind:
         prepared = self.passes.get(given)
         if prepared is None:
             prepared = self.passes[given] = _prepare(self.plan, self.op, which, flags, places, operands)
-        size = self.plan.workspace_bytes[which] + 64
-        stream = _current_stream(self.index) if self.index >= 0 else 0
-        if stream == 0 and size <= _SMALL and not self.options.group:
-            space = _spaces.by_device.get(self.index) or _spaces.new(self.index)
+        index, (size, small) = self.index, self._workspaces[which]
+        stream = _current_stream(index) if index >= 0 else 0
+        if small and stream == 0:
+            space = _spaces.by_device.get(index) or _spaces.new(index)
         else:
             memory = new((size,), (1,), torch.uint8)
             space = memory.data_ptr()
-        addresses = [t.data_ptr() for t in operands if t is not None]
-        _ffi.run(prepared.handle, stream, n_tokens, space, size, *addresses)
+        there: Any = operands if prepared.n_operands == len(operands) else [t for t in operands if t is not None]
+        _ffi.run(prepared.handle, stream, n_tokens, space, size, *map(_address, there))
 
 
 # Operands that the library sees as matrices and as vectors, by their places in the tables of python/ffi, and how many
@@ -267,19 +287,26 @@ def _prepare(
     return plan.prepare(op, which, flags, table)
 
 
+def new_loss(
+    new: Callable[..., Tensor], target: Tensor, n: int, o: Options, with_rows: Union[bool, int]
+) -> tuple[Tensor, Optional[Tensor]]:
+    """Loss and rows of `new_results`."""
+    rows = new((3, n), (n, 1), torch.float32) if with_rows else None
+    if o.reduction != _ffi.NONE:
+        return new((), (), torch.float32), rows
+    return new(tuple(target.shape), target.stride(), torch.float32), rows  # target is contiguous
+
+
 def new_results(
     new: Callable[..., Tensor], target: Tensor, n: int, o: Options, keep: bool
 ) -> tuple[Optional[Tensor], ...]:
     """For a target of n tokens: loss; rows [3, n], which are nll, lse and lse_lo, for a backward (``keep``) or lse;
     entropy, z_loss, argmax, the counter; None where not wanted."""
     f32, outputs = torch.float32, o.outputs
-    rows = new((3, n), (n, 1), f32) if keep or outputs & LSE else None
-    if o.reduction != _ffi.NONE and not outputs:
-        return new((), (), f32), rows, None, None, None, None
-    shape, strides = tuple(target.shape), target.stride()  # contiguous
-    loss = new(shape, strides, f32) if o.reduction == _ffi.NONE else new((), (), f32)
+    loss, rows = new_loss(new, target, n, o, keep or outputs & LSE)
     if not outputs:
         return loss, rows, None, None, None, None
+    shape, strides = tuple(target.shape), target.stride()  # contiguous
     entropy = new(shape, strides, f32) if outputs & ENTROPY else None
     z_loss = new(shape, strides, f32) if outputs & Z_LOSS else None
     argmax = new(shape, strides, torch.int64) if outputs & ARGMAX else None
@@ -353,4 +380,4 @@ def watched() -> bool:
 
 def needs_operators(x: Tensor, w: Tensor) -> bool:
     """True where something watches or replaces operations: compilation, subclasses of Tensor, modes, torch.func."""
-    return torch.compiler.is_compiling() or type(x) not in _PLAIN or type(w) not in _PLAIN or watched()
+    return is_compiling() or type(x) not in _PLAIN or type(w) not in _PLAIN or watched()

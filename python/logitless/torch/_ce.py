@@ -32,13 +32,16 @@ from ._base import (
     filled,
     finished,
     gradient_of,
+    is_grad_enabled,
     layout,
     needs_operators,
+    new_loss,
     new_results,
     one_on,
     operator,
     packed,
     register,
+    scaled,
     weights_signature,
 )
 from ._comm import communicator
@@ -49,6 +52,8 @@ _STATE_BYTES = 32  # sizeof(ll_ce_state)
 _PLACES_FORWARD = (0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 19, 20)
 _PLACES_FORWARD_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 10, 11, 12, 14, 18, 19, 20)
 _PLACES_BACKWARD = (0, 1, 2, 3, 4, 6, 10, 14, 16, 17, 18, 19)
+_PLACES_PLAIN = (0, 1, 5, 6)
+_PLACES_PLAIN_BACKWARD = (0, 1, 6, 14, 18)
 
 
 # ---- Plans and kinds of calls -----------------------------------------------------------------------------------
@@ -131,6 +136,7 @@ def kind_of(
     if kind is None or (plan is not None and kind.plan is not plan):
         kind = LogitsKind(plan or plan_of(logits, target.numel(), o), o, logits, None, target, one_pass)
         kind.in_place = in_place
+        kind.plain = kind.plain and not one_pass and not in_place
         cache.keep(key, kind)
     return kind
 
@@ -144,6 +150,24 @@ class LogitsKind(Kind):
     __slots__ = ("in_place",)
     op = _ffi.CE
     in_place: bool
+
+    def plain_forward(self, logits: Tensor, target: Tensor, keep: bool) -> tuple[Tensor, Optional[Tensor]]:
+        """`forward` of a plain kind with these operands alone, sooner: loss and rows."""
+        o, n, new = self.options, target.numel(), allocator(self.index)
+        loss, rows = new_loss(new, target, n, o, keep)
+        if n > 0 or o.reduction != _ffi.NONE:
+            operands = (logits, target, loss, rows) if keep else (logits, target, loss)
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_PLAIN, operands, keep)
+        return loss, rows
+
+    def plain_backward(self, up: Tensor, logits: Tensor, target: Tensor, rows: Tensor) -> Tensor:
+        """`backward` of a plain kind with these operands alone, sooner."""
+        n, new = target.numel(), allocator(self.index)
+        grad = gradient_of(logits, new)
+        if n > 0:
+            operands = logits, target, rows, up if up.is_contiguous() else up.contiguous(), grad
+            self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, operands, "backward")
+        return grad
 
     def forward(
         self,
@@ -161,7 +185,7 @@ class LogitsKind(Kind):
         results = new_results(new, target, n, o, keep)
         grad = None
         if self.one_pass:
-            grad = logits if self.in_place else gradient_of(logits)
+            grad = logits if self.in_place else gradient_of(logits, new)
         if n == 0 and o.reduction == _ffi.NONE:
             return finished(results, target, o)
         loss, rows, entropy, z_loss, argmax, bad = results
@@ -194,7 +218,7 @@ class LogitsKind(Kind):
     ) -> Tensor:
         """The gradient of the logits; over them where ``state`` is given."""
         n, new = target.numel(), allocator(self.index)
-        grad = gradient_of(logits) if state is None else logits
+        grad = gradient_of(logits, new) if state is None else logits
         if n == 0:
             return grad
         up_loss, up_lse, up_entropy = packed(up_loss), packed(up_lse), packed(up_entropy)
@@ -312,7 +336,7 @@ _OP_LOOK_UP = operator("ce_look_up")
 
 def _check_backward(*ups: Optional[Tensor]) -> bool:
     """False where there is nothing to do."""
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         raise _ffi.ArgumentError(
             "logitless: double backward (create_graph=True) is not offered: the gradient of cross_entropy "
             "has no gradient of its own"
@@ -351,23 +375,49 @@ class CE(torch.autograd.Function):
             return None, None, None
         kept, ctx.kept = ctx.kept, None
         if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
-            return kept.mul_(up_loss.reshape(1)), None, None
-        logits, target, class_weight, token_weight, divisor, rows, entropy = ctx.saved_tensors
-        kind, operands = ctx.kind, (logits, target, class_weight, token_weight)
-        if kind.options.group or class_weight is not None or token_weight is not None or entropy is not None:
-            again = True  # every pass of a group starts with a meeting
-        else:
-            again = not kind.fits(logits, None, target, rows)
-        if again:
-            operands = normal(*operands)
-            kind = kind_of(*operands, kind.options, False, kind.in_place)
-            rows, entropy = rows.contiguous(), packed(entropy)
-        grad = kind.backward(up_loss, up_lse, up_entropy, *operands, divisor, rows, entropy, ctx.state)
-        return grad.view(logits.shape), None, None
+            return scaled(kept, up_loss), None, None
+        kind, saved, state, ups = ctx.kind, ctx.saved_tensors, ctx.state, (up_loss, up_lse, up_entropy)
+        logits, target, class_weight, token_weight, divisor, rows, entropy = saved
+        plain = class_weight is token_weight is entropy is None and not kind.options.group
+        if plain and kind.fits(logits, None, target, rows):
+            return kind.backward(*ups, logits, target, None, None, divisor, rows, None, state), None, None
+        return _backward_of(kind, saved, state, *ups), None, None
+
+
+class CEPlain(torch.autograd.Function):
+    """The usual call, sooner: the loss of a plain kind with logits and target alone."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, call: tuple[LogitsKind, Tensor]) -> Any:
+        kind, target = call
+        loss, rows = kind.plain_forward(logits, target, True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, target, rows)
+        ctx.kind = kind
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, up: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        if not _check_backward(up) or up is None:
+            return None, None
+        kind, (logits, target, rows) = ctx.kind, ctx.saved_tensors
+        if kind.fits(logits, None, target, rows):
+            return kind.plain_backward(up, logits, target, rows), None
+        return _backward_of(kind, (logits, target, None, None, None, rows, None), None, up, None, None), None
+
+
+def _backward_of(kind: LogitsKind, saved: tuple[Any, ...], state: Optional[Tensor], *ups: Optional[Tensor]) -> Tensor:
+    """A backward that looks at its operands anew. In a group every pass starts with a meeting."""
+    logits, target, class_weight, token_weight, divisor, rows, entropy = saved
+    operands = normal(logits, target, class_weight, token_weight)
+    kind = kind_of(*operands, kind.options, False, kind.in_place)
+    grad = kind.backward(ups[0], ups[1], ups[2], *operands, divisor, rows.contiguous(), packed(entropy), state)
+    return grad.view(logits.shape)
 
 
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
 _apply = super(torch.autograd.Function, CE).apply
+_apply_plain = super(torch.autograd.Function, CEPlain).apply
 
 
 def run(
@@ -384,6 +434,13 @@ def run(
         return _apply(logits, kind, (target, class_weight, token_weight, divisor))
     results = kind.forward(logits, target, class_weight, token_weight, divisor, None, False)
     return (results[0], *results[2:7]) if kind.options.outputs else results[0]
+
+
+def run_plain(kind: LogitsKind, logits: Tensor, target: Tensor) -> Tensor:
+    """`run` of a plain kind with these operands alone, sooner."""
+    if kind.options.frozen != FROZEN_ALL:
+        return _apply_plain(logits, (kind, target))
+    return kind.plain_forward(logits, target, False)[0]
 
 
 # ---- Operators --------------------------------------------------------------------------------------------------

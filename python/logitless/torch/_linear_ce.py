@@ -11,7 +11,7 @@ longer than everything else here.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import Any, Optional
 
@@ -35,13 +35,16 @@ from ._base import (
     filled,
     finished,
     gradient_of,
+    is_grad_enabled,
     layout,
     needs_operators,
+    new_loss,
     new_results,
     one_on,
     operator,
     packed,
     register,
+    scaled,
     signature,
     vector,
     weights_signature,
@@ -52,6 +55,7 @@ _GRAD_F32 = 1  # ll_dtype of an f32 gradient
 _ACCUMULATE_W = 2  # LL_ACCUMULATE_W
 # Places of the operands of a pass in the library's table (python/ffi/linear_ce.c).
 _PLACES_PLAIN = (0, 1, 3, 7, 8)
+_PLACES_PLAIN_FORWARD_BACKWARD = (0, 1, 3, 7, 8, 16, 20, 21)
 _PLACES_PLAIN_BACKWARD = (0, 1, 3, 8, 16, 20, 21)
 _PLACES_FORWARD = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 23)
 _PLACES_FORWARD_BACKWARD = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 14, 16, 20, 21, 22, 23)
@@ -167,6 +171,44 @@ class LinearKind(Kind):
     __slots__ = ()
     op = _ffi.LINEAR_CE
 
+    def plain_forward(
+        self, x: Tensor, w: Tensor, target: Tensor, keep: bool
+    ) -> tuple[Tensor, Optional[Tensor], Optional[tuple[Optional[Tensor], ...]]]:
+        """`forward` of a plain kind with these operands alone, sooner: loss, rows, and the gradients of one pass."""
+        o, n, new = self.options, target.numel(), allocator(self.index)
+        loss, rows = new_loss(new, target, n, o, keep)
+        if n == 0 and o.reduction == _ffi.NONE:
+            return loss, rows, None
+        if not self.one_pass:
+            operands = (x, w, target, loss, rows) if keep else (x, w, target, loss)
+            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_PLAIN, operands, keep)
+            return loss, rows, None
+        grads = self.plain_gradients(x, w, n, new)
+        both = x, w, target, loss, rows, one_on(self.index), grads[0], grads[1]
+        self.execute(_ffi.FORWARD_BACKWARD, 0, n, new, _PLACES_PLAIN_FORWARD_BACKWARD, both, "plain one pass")
+        return loss, rows, grads
+
+    def plain_backward(
+        self, up: Tensor, x: Tensor, w: Tensor, target: Tensor, rows: Tensor
+    ) -> tuple[Optional[Tensor], ...]:
+        """`backward` of a plain kind with these operands alone, sooner."""
+        n, new = target.numel(), allocator(self.index)
+        grads = self.plain_gradients(x, w, n, new)
+        if n == 0:
+            return tuple(None if g is None else g.zero_() for g in grads)
+        operands = x, w, target, rows, up if up.is_contiguous() else up.contiguous(), grads[0], grads[1]
+        self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, operands, "backward")
+        return grads
+
+    def plain_gradients(
+        self, x: Tensor, w: Tensor, n: int, new: Callable[..., Tensor]
+    ) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        frozen, n_hidden = self.options.frozen, self.n_hidden
+        grad_w = None if frozen & _ffi.FROZEN_W else new((w.shape[0], n_hidden), (n_hidden, 1), w.dtype)
+        if x.dim() != 2:
+            return gradient_of(x, new, frozen & _ffi.FROZEN_X), grad_w
+        return None if frozen & _ffi.FROZEN_X else new((n, n_hidden), (n_hidden, 1), x.dtype), grad_w
+
     def forward(
         self,
         x: Tensor,
@@ -177,7 +219,7 @@ class LinearKind(Kind):
         keep: bool = True,
     ) -> tuple[Optional[Tensor], ...]:
         """Seven results, None where not wanted; of one pass ten, the last three for an upstream of 1. ``rest`` is
-        class_weight, token_weight, divisor, main_grad, or NOTHING; ``keep``: a backward will want the rows."""
+        class_weight, token_weight, divisor, main_grad; ``keep``: a backward will want the rows."""
         o, n, new = self.options, target.numel(), allocator(self.index)
         results = new_results(new, target, n, o, keep)
         if n == 0 and o.reduction == _ffi.NONE:
@@ -187,9 +229,6 @@ class LinearKind(Kind):
         if self.copies_w:
             w = w.contiguous()
         loss, rows, entropy, z_loss, argmax, bad = results
-        if rest is NOTHING and bias is None and not o.outputs and not self.one_pass:  # the same as below, sooner
-            self.execute(_ffi.FORWARD, 0, n, new, _PLACES_PLAIN, (x, w, target, loss, rows), keep)
-            return loss, rows, None, None, None, None, None
         class_weight, token_weight, divisor, _ = rest
         counter = bad if self.index >= 0 else None
         operands: tuple[Optional[Tensor], ...]
@@ -202,9 +241,9 @@ class LinearKind(Kind):
             return finished(results, target, o)
         frozen = o.frozen
         grads = (
-            gradient_of(x, frozen & _ffi.FROZEN_X),
-            gradient_of(w, frozen & _ffi.FROZEN_W),
-            gradient_of(bias, frozen & _ffi.FROZEN_BIAS),
+            gradient_of(x, new, frozen & _ffi.FROZEN_X),
+            gradient_of(w, new, frozen & _ffi.FROZEN_W),
+            gradient_of(bias, new, frozen & _ffi.FROZEN_BIAS),
         )
         operands = (
             *(x, w, bias, target, class_weight, token_weight, divisor, loss, rows, entropy, z_loss, argmax),
@@ -234,9 +273,9 @@ class LinearKind(Kind):
         n, frozen, new = target.numel(), self.options.frozen, allocator(self.index)
         into_main = main_grad is not None and not frozen & _ffi.FROZEN_W
         grads = (
-            gradient_of(x, frozen & _ffi.FROZEN_X),
-            gradient_of(w, frozen & _ffi.FROZEN_W or int(into_main)),
-            gradient_of(bias, frozen & _ffi.FROZEN_BIAS),
+            gradient_of(x, new, frozen & _ffi.FROZEN_X),
+            gradient_of(w, new, frozen & _ffi.FROZEN_W or int(into_main)),
+            gradient_of(bias, new, frozen & _ffi.FROZEN_BIAS),
         )
         if n == 0:  # as above: upstreams of no tokens have no pointer
             return tuple(None if g is None else g.zero_() for g in grads)
@@ -244,13 +283,6 @@ class LinearKind(Kind):
             x = x.contiguous()
         if self.copies_w:
             w = w.contiguous()
-        if (
-            up_loss is not None
-            and up_lse is up_entropy is bias is class_weight is token_weight is divisor is main_grad is None
-        ):
-            plain = x, w, target, rows, packed(up_loss), grads[0], grads[1]  # the same as below, sooner
-            self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, plain, "backward")
-            return grads
         up_loss, up_lse, up_entropy = packed(up_loss), packed(up_lse), packed(up_entropy)
         operands = (
             *(x, w, bias, target, class_weight, token_weight, divisor, rows, entropy, up_loss, up_lse, up_entropy),
@@ -270,7 +302,7 @@ def _gradients(
 ) -> Optional[tuple[Optional[Tensor], ...]]:
     """Gradients that need no pass over the operands; None where they do. ``kept``: those that one pass formed, which
     are handed over to who asks first, or None."""
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
         raise _ffi.ArgumentError(
             "logitless: double backward (create_graph=True) is not offered: gradients of "
             "linear_cross_entropy have no gradient of their own"
@@ -278,13 +310,11 @@ def _gradients(
     if up_loss is None and up_lse is None and up_entropy is None:
         return None, None, None
     if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
-        # reshape: with a scale of one dimension torch multiplies in f32 and rounds once; one of none would be rounded
-        # to the gradient's dtype first.
-        scale = up_loss.reshape(1)
-        if torch.compiler.is_compiling() or needs_operators(kept[0] if kept[0] is not None else scale, scale):
+        if needs_operators(kept[0] if kept[0] is not None else up_loss, up_loss):
             # Traced, the gradients are results of the forward, which a backward may not change.
+            scale = up_loss.reshape(1)
             return tuple(None if g is None else (g * scale).to(g.dtype) for g in kept)
-        return tuple(None if g is None else g.mul_(scale) for g in kept)
+        return tuple(None if g is None else scaled(g, up_loss) for g in kept)
     return None
 
 
@@ -304,9 +334,6 @@ class LinearCE(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # main_grad is not among the saved tensors: the backward of another micro-batch may add to it in the meantime.
         ctx.call = [kind, rest[3], results[7:] if kind.one_pass else None]
-        if rest is NOTHING and bias is None and not kind.options.outputs:
-            ctx.save_for_backward(x, w, target, results[1])
-            return results[0]
         loss, rows, lse, entropy, z_loss, argmax, bad = results[:7]
         ctx.save_for_backward(x, w, target, rows, bias, *rest[:3], entropy)
         if not kind.options.outputs:
@@ -326,24 +353,42 @@ class LinearCE(torch.autograd.Function):
         call[2] = None  # a second backward forms them again
         grads = _gradients(kept, up_loss, up_lse, up_entropy)
         if grads is None:
-            saved = ctx.saved_tensors
-            if len(saved) == 4 and not kind.options.group and kind.fits(*saved):
-                x, w, target, rows = saved
-                grads = kind.backward(
-                    up_loss, up_lse, up_entropy, x, w, target, None, None, None, None, rows, None, main_grad
-                )
-            else:
-                grads = _backward_of(kind.options, saved, main_grad, up_loss, up_lse, up_entropy)
+            grads = _backward_of(kind.options, ctx.saved_tensors, main_grad, up_loss, up_lse, up_entropy)
         grad_x, grad_w, grad_bias = grads
         return grad_x, grad_w, grad_bias, None
+
+
+class LinearCEPlain(torch.autograd.Function):
+    """The usual call, sooner: the loss of a plain kind with x, w and target alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, call: tuple[LinearKind, Tensor]) -> Any:
+        kind, target = call
+        loss, rows, kept = kind.plain_forward(x, w, target, True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, w, target, rows)
+        ctx.call = [kind, kept]
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, up: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
+        kind, kept = call = ctx.call
+        call[1] = None  # a second backward forms them again
+        grads = _gradients(kept, up, None, None)
+        if grads is None:
+            saved = ctx.saved_tensors
+            if kind.fits(*saved):
+                grads = kind.plain_backward(up, *saved)
+            else:
+                grads = _backward_of(kind.options, (*saved, *_NO_MORE), None, up, None, None)
+        return grads[0], grads[1], None
 
 
 def _backward_of(
     o: Options, saved: tuple[Any, ...], main_grad: Optional[Tensor], *ups: Optional[Tensor]
 ) -> tuple[Optional[Tensor], ...]:
     """A backward that looks at its operands anew. In a group every pass starts with a meeting."""
-    x, w, target, rows = saved[:4]
-    bias, class_weight, token_weight, divisor, entropy = saved[4:] or _NO_MORE
+    x, w, target, rows, bias, class_weight, token_weight, divisor, entropy = saved
     operands = normal(x, w, target, bias, class_weight, token_weight)
     kind = kind_of(*operands, main_grad, o)
     results = divisor, rows.contiguous(), packed(entropy), main_grad
@@ -352,9 +397,9 @@ def _backward_of(
 
 
 _NO_MORE = (None, None, None, None, None)
-NOTHING = (None, None, None, None)  # class_weight, token_weight, divisor, main_grad: the usual call
 # Function.apply without its look for transforms of torch.func, of which `needs_operators` has seen none.
 _apply = super(torch.autograd.Function, LinearCE).apply
+_apply_plain = super(torch.autograd.Function, LinearCEPlain).apply
 
 
 def run(
@@ -366,6 +411,13 @@ def run(
         return _apply(x, w, bias, (kind, target, rest))
     results = kind.forward(x, w, target, bias, rest, False)
     return (results[0], *results[2:7]) if kind.options.outputs else results[0]
+
+
+def run_plain(kind: LinearKind, x: Tensor, w: Tensor, target: Tensor) -> Tensor:
+    """`run` of a plain kind with these operands alone, sooner."""
+    if kind.options.frozen != FROZEN_ALL:
+        return _apply_plain(x, w, (kind, target))
+    return kind.plain_forward(x, w, target, False)[0]
 
 
 # ---- Operators --------------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from .. import _ffi
 from . import _base, _linear_ce
+from ._base import get_num_threads, is_any_autocast_enabled, is_compiling, is_grad_enabled, watched
 from ._common import FIXED, MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
-from ._linear_ce import NOTHING
+
+_known = _ffi.plans.calls.get
 
 
 class LogProbs(NamedTuple):
@@ -123,35 +125,36 @@ def linear_cross_entropy(
         logitless.ArgumentError: a bad argument (also a ValueError). logitless.Error: everything else.
     """
     key = None
-    if group is None and not torch.compiler.is_compiling():
+    if group is None and not is_compiling():
         n = target.numel()
         key = (
-            *(type(x), x.dtype, x.get_device(), x.requires_grad, x.is_contiguous() or x.stride(), x.is_neg()),
-            *(type(w), w.dtype, w.get_device(), w.requires_grad, w.is_contiguous() or w.stride(), w.is_neg(), w.shape),
-            *(type(target), target.dtype, target.get_device(), target.is_contiguous()),
+            type(x), x.dtype, x.get_device(), x.requires_grad, x.is_contiguous() or x.stride(), x.is_neg(),
+            type(w), w.dtype, w.get_device(), w.requires_grad, w.is_contiguous() or w.stride(), w.is_neg(), w.shape,
+            type(target), target.dtype, target.get_device(), target.is_contiguous(),
             (n - 1).bit_length() if n <= 4096 else -n >> 12,  # bucket(n)
             bias if bias is None else _base.signature(bias),
             class_weight if class_weight is None else _base.weights_signature(class_weight),
             token_weight if token_weight is None else _base.weights_signature(token_weight, n),
             main_grad if main_grad is None else _base.signature(main_grad),
-            *(torch.is_grad_enabled(), torch.get_num_threads(), normalizer is None, shift, mode),
-            *(temperature, softcap, label_smoothing, smoothing_rule, z_loss, ignore_index, token_scaling, reduction),
-            *(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
-            *(vocab_start, vocab_size, workspace_budget_bytes),
-        )
-        kind = _ffi.plans.calls.get(key)
+            is_grad_enabled(), get_num_threads(), normalizer is None, shift, mode,
+            temperature, softcap, label_smoothing, smoothing_rule, z_loss, ignore_index, token_scaling, reduction,
+            return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets,
+            vocab_start, vocab_size, workspace_budget_bytes,
+        )  # fmt: skip
+        kind = _known(key)
         if (
             kind is not None
             and x.shape == (*target.shape, kind.n_hidden)
-            and not torch._C._is_any_autocast_enabled()
-            and not _base.watched()
+            and not is_any_autocast_enabled()
+            and not watched()
         ):
-            divisor = None if normalizer is None else divisor_of(normalizer, reduction, x.device)
-            plain = class_weight is token_weight is divisor is main_grad is None
-            rest = NOTHING if plain else (class_weight, token_weight, divisor, main_grad)
             if shift:
                 target = shifted(target, int(shift), ignore_index)
-            out = _linear_ce.run(kind, x, w, target, bias, rest)
+            if kind.plain and bias is class_weight is token_weight is normalizer is main_grad is None:
+                out = _linear_ce.run_plain(kind, x, w, target)
+            else:
+                divisor = divisor_of(normalizer, reduction, x.device)
+                out = _linear_ce.run(kind, x, w, target, bias, (class_weight, token_weight, divisor, main_grad))
             return output(out, kind.options, target.shape, int(shift)) if shift or kind.options.outputs else out
     given = x, w, bias, target, class_weight, token_weight
     try:
@@ -190,7 +193,10 @@ def linear_cross_entropy(
         return output(results, options, shape, skip)
     x, w, target, bias, class_weight, token_weight = _linear_ce.normal(x, w, target, bias, class_weight, token_weight)
     kind = _linear_ce.kind_of(x, w, target, bias, class_weight, token_weight, main_grad, options, one_pass)
-    results = _linear_ce.run(kind, x, w, target, bias, (class_weight, token_weight, divisor, main_grad))
+    if kind.plain and bias is class_weight is token_weight is divisor is main_grad is None:
+        results = _linear_ce.run_plain(kind, x, w, target)
+    else:
+        results = _linear_ce.run(kind, x, w, target, bias, (class_weight, token_weight, divisor, main_grad))
     # What needed no conversion, and options without values that can change, is found above the next time.
     same = all(a is b for a, b in zip(given, (x, w, bias, given[3] if shift else target, class_weight, token_weight)))
     if same and key is not None and all(type(v) in FIXED for v in key[-19:]):

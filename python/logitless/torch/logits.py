@@ -10,7 +10,10 @@ from torch import Tensor
 
 from .. import _ffi
 from . import _base, _ce
+from ._base import get_num_threads, is_compiling, is_grad_enabled, watched
 from ._common import FIXED, MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
+
+_known = _ffi.plans.calls.get
 
 
 class LogpOf(NamedTuple):
@@ -69,28 +72,31 @@ def cross_entropy(
             with in_place the forward already overwrites the logits. Eager code only.
     """
     key = None
-    if group is None and not torch.compiler.is_compiling():
-        n = target.numel()
+    if group is None and not is_compiling():
+        n, shape = target.numel(), logits.shape
         key = (
             "cross_entropy",
-            *(type(logits), logits.dtype, logits.get_device(), logits.requires_grad, logits.is_neg()),
-            *(logits.shape[-1:], logits.is_contiguous() or logits.stride()),
-            *(type(target), target.dtype, target.get_device(), target.is_contiguous()),
+            type(logits), logits.dtype, logits.get_device(), logits.requires_grad, logits.is_neg(),
+            shape[-1:], logits.is_contiguous() or logits.stride(),
+            type(target), target.dtype, target.get_device(), target.is_contiguous(),
             (n - 1).bit_length() if n <= 4096 else -n >> 12,  # bucket(n)
             class_weight if class_weight is None else _base.weights_signature(class_weight),
             token_weight if token_weight is None else _base.weights_signature(token_weight, n),
-            *(torch.is_grad_enabled(), torch.get_num_threads(), normalizer is None, shift, mode, in_place),
-            *(temperature, softcap, label_smoothing, smoothing_rule, z_loss, ignore_index, token_scaling, reduction),
-            *(return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets),
-            *(vocab_start, vocab_size, workspace_budget_bytes),
-        )
-        known = _ffi.plans.calls.get(key)
-        if known is not None and target.shape == logits.shape[:-1] and not _base.watched():
-            divisor = None if normalizer is None else divisor_of(normalizer, reduction, logits.device)
+            is_grad_enabled(), get_num_threads(), normalizer is None, shift, mode, in_place,
+            temperature, softcap, label_smoothing, smoothing_rule, z_loss, ignore_index, token_scaling, reduction,
+            return_lse, return_entropy, return_argmax, return_z_loss, return_bad_targets,
+            vocab_start, vocab_size, workspace_budget_bytes,
+        )  # fmt: skip
+        known = _known(key)
+        if known is not None and target.shape == shape[:-1] and not watched():
             if shift:
                 target = shifted(target, int(shift), ignore_index)
-            out = _ce.run(known, logits, target, class_weight, token_weight, divisor)
-            return output(out, known.options, target.shape, int(shift))
+            if known.plain and class_weight is token_weight is normalizer is None:
+                out = _ce.run_plain(known, logits, target)
+            else:
+                divisor = divisor_of(normalizer, reduction, logits.device)
+                out = _ce.run(known, logits, target, class_weight, token_weight, divisor)
+            return output(out, known.options, target.shape, int(shift)) if shift or known.options.outputs else out
     given = logits, class_weight, token_weight, target
     try:
         kind = choice("reduction", reduction, _ffi.REDUCTIONS)
@@ -143,7 +149,10 @@ def cross_entropy(
         return output(_ce.ce(logits, target, class_weight, token_weight, divisor, options), options, shape, int(shift))
     logits, target, class_weight, token_weight = _ce.normal(logits, target, class_weight, token_weight)
     known = _ce.kind_of(logits, target, class_weight, token_weight, options, one_pass, in_place and wants_gradient)
-    results = _ce.run(known, logits, target, class_weight, token_weight, divisor)
+    if known.plain and class_weight is token_weight is divisor is None:
+        results = _ce.run_plain(known, logits, target)
+    else:
+        results = _ce.run(known, logits, target, class_weight, token_weight, divisor)
     # As in linear_cross_entropy: what needed no conversion is found above the next time.
     same = (logits, class_weight, token_weight, given[3] if shift else target)
     if key is not None and all(a is b for a, b in zip(given, same)) and all(type(v) in FIXED for v in key[-20:]):
