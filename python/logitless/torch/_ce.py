@@ -334,14 +334,12 @@ _OP_LOOK_UP = operator("ce_look_up")
 # ---- Autograd ---------------------------------------------------------------------------------------------------
 
 
-def _check_backward(*ups: Optional[Tensor]) -> bool:
-    """False where there is nothing to do."""
+def _refuse_double_backward() -> None:
     if is_grad_enabled():
         raise _ffi.ArgumentError(
             "logitless: double backward (create_graph=True) is not offered: the gradient of cross_entropy "
             "has no gradient of its own"
         )
-    return any(up is not None for up in ups)
 
 
 class CE(torch.autograd.Function):
@@ -371,7 +369,8 @@ class CE(torch.autograd.Function):
         up_entropy: Optional[Tensor] = None,
         *_: None,
     ) -> tuple[Optional[Tensor], ...]:
-        if not _check_backward(up_loss, up_lse, up_entropy):
+        _refuse_double_backward()
+        if up_loss is up_lse is up_entropy is None:
             return None, None, None
         kept, ctx.kept = ctx.kept, None
         if kept is not None and up_loss is not None and up_lse is None and up_entropy is None:
@@ -398,7 +397,8 @@ class CEPlain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, up: Optional[Tensor]) -> tuple[Optional[Tensor], ...]:
-        if not _check_backward(up) or up is None:
+        _refuse_double_backward()
+        if up is None:
             return None, None
         kind, (logits, target, rows) = ctx.kind, ctx.saved_tensors
         if kind.fits(logits, None, target, rows):
@@ -495,7 +495,8 @@ def _op_backward(ctx: Any, *ups: Optional[Tensor]) -> tuple[Optional[Tensor], ..
     o = ctx.options
     up_lse, up_entropy = ups[2] if o.outputs & LSE else None, ups[3] if o.outputs & ENTROPY else None
     nothing = (None,) * (4 + len(Options._fields))
-    if not _check_backward(ups[0], up_lse, up_entropy):
+    _refuse_double_backward()
+    if ups[0] is up_lse is up_entropy is None:
         return None, *nothing
     return _OP_BACKWARD(ups[0], up_lse, up_entropy, *ctx.saved_tensors, *ctx.options), *nothing
 
