@@ -92,6 +92,35 @@ def test_f16_gradients_keep_what_a_loss_scale_keeps(device):
     assert min(error("one_pass")) > 3e-3, "the problem is too easy to show the difference"
 
 
+def test_upstreams_that_are_negative_views(device):
+    """Autograd makes them of complex numbers: the memory holds minus the value."""
+    p = Problem("f32:n9:d8:v20", device)
+    z = (p.x.detach() @ p.w.detach().T).requires_grad_()
+    calls = [
+        ((p.x, p.w), lambda mode, **o: linear_cross_entropy(p.x, p.w, p.target, mode=mode, **o)),
+        ((z,), lambda mode, **o: cross_entropy(z, p.target, mode=mode, **o)),
+    ]
+    for leaves, call in calls:
+        for mode in ("recompute", "one_pass"):
+            for options in ({}, {"reduction": "none"}, {"return_lse": True, "return_entropy": True}):
+                if mode == "one_pass" and "reduction" in options:
+                    continue
+                out = call(mode, **options)
+                outs = (out.loss, out.lse, out.entropy) if "return_lse" in options else (out,)
+                ups = [torch.rand_like(t) + 0.5 for t in outs]
+                negative = [torch._neg_view(-up) for up in ups]
+                assert all(up.is_neg() for up in negative)
+                want = torch.autograd.grad(outs, leaves, ups, retain_graph=True)
+                for a, b in zip(torch.autograd.grad(outs, leaves, negative), want):
+                    assert relative(a, b) < 1e-6
+    # As it comes about.
+    loss = linear_cross_entropy(p.x, p.w, p.target)
+    want = torch.autograd.grad(loss, p.x, retain_graph=True)[0]
+    number = torch.complex(torch.zeros_like(loss), loss)
+    got = torch.autograd.grad((number.conj() * torch.tensor(1j)).real.sum(), p.x)[0]
+    assert relative(got, want) < 1e-6
+
+
 def test_per_token_upstreams_are_not_the_first_one_times_all(device):
     p = Problem("f32:n2:d8:v20:none", device)
     loss = linear_cross_entropy(p.x, p.w, p.target, reduction="none")

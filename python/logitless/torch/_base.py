@@ -86,7 +86,8 @@ def vector(t: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def packed(t: Optional[Tensor]) -> Optional[Tensor]:
-    return None if t is None else t.contiguous()
+    """What memory says t is: dense, and not the negative of what lies there, which autograd makes of complex numbers."""
+    return None if t is None else t.contiguous().resolve_neg()
 
 
 def signature(t: Optional[Tensor]) -> Any:

@@ -165,7 +165,7 @@ class LogitsKind(Kind):
         n, new = target.numel(), allocator(self.index)
         grad = gradient_of(logits, new)
         if n > 0:
-            operands = logits, target, rows, up if up.is_contiguous() else up.contiguous(), grad
+            operands = logits, target, rows, packed(up), grad
             self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, operands, "backward")
         return grad
 

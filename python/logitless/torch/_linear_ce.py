@@ -196,7 +196,7 @@ class LinearKind(Kind):
         grads = self.plain_gradients(x, w, n, new)
         if n == 0:
             return tuple(None if g is None else g.zero_() for g in grads)
-        operands = x, w, target, rows, up if up.is_contiguous() else up.contiguous(), grads[0], grads[1]
+        operands = x, w, target, rows, packed(up), grads[0], grads[1]
         self.execute(_ffi.BACKWARD, 0, n, new, _PLACES_PLAIN_BACKWARD, operands, "backward")
         return grads
 
