@@ -1,5 +1,5 @@
-/* Whether this is the thread sanitizer's build: twenty times as slow, and it ends a forked child that starts
- * a thread. */
+/* Which sanitizer this build has. With one, programs run two (address) to twenty (thread) times as long; the
+ * thread sanitizer ends a forked child that starts a thread. */
 #ifndef LL_TESTS_SANITIZER_H
 #define LL_TESTS_SANITIZER_H
 
@@ -12,6 +12,17 @@
 #endif
 #ifndef WITH_TSAN
 #define WITH_TSAN 0
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WITH_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WITH_ASAN 1
+#endif
+#endif
+#ifndef WITH_ASAN
+#define WITH_ASAN 0
 #endif
 
 #endif
