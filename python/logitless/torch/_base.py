@@ -86,7 +86,7 @@ def vector(t: Optional[Tensor]) -> Optional[Tensor]:
 
 
 def packed(t: Optional[Tensor]) -> Optional[Tensor]:
-    """What memory says t is: dense, and not the negative of what lies there, which autograd makes of complex numbers."""
+    """t as its memory says: dense, and not the negative of what lies there, which autograd makes of complex numbers."""
     return None if t is None else t.contiguous().resolve_neg()
 
 
