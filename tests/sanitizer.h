@@ -14,15 +14,16 @@
 #define WITH_TSAN 0
 #endif
 
-#if defined(__SANITIZE_ADDRESS__)
-#define WITH_ASAN 1
+/* One of the two. */
+#if WITH_TSAN || defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer)
-#define WITH_ASAN 1
+#define SANITIZED 1
 #endif
 #endif
-#ifndef WITH_ASAN
-#define WITH_ASAN 0
+#ifndef SANITIZED
+#define SANITIZED 0
 #endif
 
 #endif

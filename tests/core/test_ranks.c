@@ -72,7 +72,7 @@ static void each_kernel_each_cut(void **state) {
             c.kernel = list.kernels[k].name;
             rank_case_want(&c);
             setenv("LL_KERNEL", c.kernel, 1);
-            check_cuts(&c, k == 0 && !WITH_TSAN && !WITH_ASAN);
+            check_cuts(&c, k == 0 && !SANITIZED);
             unsetenv("LL_KERNEL");
             results_destroy(&c.want);
         }
