@@ -61,13 +61,6 @@ static int find(const product *p, size_t workspace_bytes, bool whole_k, cublasLt
     return count;
 }
 
-static double elapsed(void) {
-    float ms = 0;
-    CHECK(cudaEventSynchronize(end_event));
-    CHECK(cudaEventElapsedTime(&ms, begin_event, end_event));
-    return (double)ms;
-}
-
 static void multiply(const product *p, const cublasLtMatmulAlgo_t *algo, cublasLtMatmulDesc_t desc,
                      cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c) {
     const float one = 1.0f;
@@ -95,7 +88,7 @@ static void time_algos(const product *p) {
             CHECK(cudaEventRecord(begin_event, 0));
             for (int j = 0; j < 4; j++) multiply(p, &results[i].algo, desc, a, b, c);
             CHECK(cudaEventRecord(end_event, 0));
-            ms[r] = elapsed() / 4;
+            ms[r] = elapsed_ms(begin_event, end_event) / 4;
         }
         const double t = median(ms, kRounds);
         printf(
@@ -219,7 +212,7 @@ static void measure(bench *s, bool narrow) {
             CHECK(cudaEventRecord(begin_event, 0));
             run_step(s, (step)which);
             CHECK(cudaEventRecord(end_event, 0));
-            const double t = elapsed();
+            const double t = elapsed_ms(begin_event, end_event);
             if (r >= 0) ms[which][r] = t;
         }
     }

@@ -60,6 +60,14 @@ static inline void fill(uint16_t *data, int64_t first, int64_t count, const uint
     }
 }
 
+/* Of two events, once the later one has come. */
+static inline double elapsed_ms(cudaEvent_t begin, cudaEvent_t end) {
+    float ms = 0;
+    CHECK(cudaEventSynchronize(end));
+    CHECK(cudaEventElapsedTime(&ms, begin, end));
+    return (double)ms;
+}
+
 static inline int by_value(const void *left, const void *right) {
     const double p = *(const double *)left, q = *(const double *)right;
     return (p > q) - (p < q);

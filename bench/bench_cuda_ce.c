@@ -6,6 +6,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "bench_cuda.h"
 
+#include "core/dtype.h"
+
 #include <math.h>
 
 enum { kRoundsMax = 64, kSteps = 4, kCheckedRows = 4 };
@@ -23,46 +25,26 @@ typedef struct problem {
     float *nll;
 } problem;
 
-/* bf16 as drawn; f16 and f32 from the same numbers. */
+/* The same numbers in every type. */
 static void put_logits(problem *p) {
-    static const float scale = 4.0f;
     const int64_t count = p->n * p->v;
-    uint16_t *stretch = make_stretch(scale, 1);
-    if (p->dtype == LL_DTYPE_BF16) {
-        fill(p->logits, 0, count, stretch);
-        free(stretch);
-        return;
-    }
-    const size_t element = p->dtype == LL_DTYPE_F32 ? 4 : 2;
-    char *wide = malloc(kStretch * element);
-    for (int64_t i = 0; i < kStretch; i++) {
-        const uint32_t word = (uint32_t)stretch[i] << 16;
-        float value;
-        memcpy(&value, &word, sizeof value);
-        if (element == 4) {
-            memcpy(wide + i * 4, &value, 4);
-        } else { /* a bf16 of this size has at most 8 bits of f16's 11 */
-            const int32_t exponent = (int32_t)(word >> 23 & 0xffu) - 127 + 15;
-            const uint16_t half =
-                (uint16_t)(exponent <= 0
-                               ? 0
-                               : (word >> 16 & 0x8000u) | (uint32_t)exponent << 10 | (word >> 13 & 0x3ffu));
-            memcpy(wide + i * 2, &half, 2);
-        }
-    }
+    const size_t element = lli_dtype_bytes(p->dtype);
+    uint16_t *stretch = make_stretch(4.0f, 1);
+    char *typed = malloc(kStretch * element);
+    for (int64_t i = 0; i < kStretch; i++) lli_store(typed, p->dtype, i, lli_bf16_to_f32(stretch[i]));
     for (int64_t at = 0; at < count; at += kStretch) {
         const int64_t n = count - at < kStretch ? count - at : kStretch;
-        CHECK(cudaMemcpy((char *)p->logits + (size_t)at * element, wide, (size_t)n * element,
+        CHECK(cudaMemcpy((char *)p->logits + (size_t)at * element, typed, (size_t)n * element,
                          cudaMemcpyHostToDevice));
     }
-    free(wide);
+    free(typed);
     free(stretch);
 }
 
 static void open_problem(problem *p) {
     ll_plan_desc desc = LL_PLAN_DESC_INIT;
-    const size_t n = (size_t)p->n, element = p->dtype == LL_DTYPE_F32 ? 4 : 2;
-    p->bytes = n * (size_t)p->v * element;
+    const size_t n = (size_t)p->n;
+    p->bytes = n * (size_t)p->v * lli_dtype_bytes(p->dtype);
     desc.op = LL_OP_CE;
     desc.backend = LL_BACKEND_CUDA;
     desc.n_tokens_max = p->n;
@@ -119,24 +101,6 @@ static void run_step(const problem *p, int step) {
     if (step == 3) CHECK(ll_ce_forward_backward(p->plan, &p->args[LL_PASS_FORWARD_BACKWARD], NULL));
 }
 
-static double element(const char *row, ll_dtype dtype, int64_t c) {
-    float value;
-    uint16_t half;
-    if (dtype == LL_DTYPE_F32) {
-        memcpy(&value, row + c * 4, 4);
-        return (double)value;
-    }
-    memcpy(&half, row + c * 2, 2);
-    if (dtype == LL_DTYPE_F16) {
-        const double size = (half & 0x7c00) ? ldexp(1024.0 + (half & 0x3ff), (half >> 10 & 31) - 25)
-                                            : ldexp((double)(half & 0x3ff), -24);
-        return half & 0x8000 ? -size : size;
-    }
-    const uint32_t word = (uint32_t)half << 16;
-    memcpy(&value, &word, 4);
-    return (double)value;
-}
-
 /* The largest error of nll in a few rows; the last row is one of them. */
 static double nll_error(const problem *p) {
     const size_t row_bytes = p->bytes / (size_t)p->n;
@@ -149,9 +113,10 @@ static double nll_error(const problem *p) {
         CHECK(cudaMemcpy(row, (const char *)p->logits + (size_t)i * row_bytes, row_bytes,
                          cudaMemcpyDeviceToHost));
         CHECK(cudaMemcpy(&nll, p->nll + i, sizeof nll, cudaMemcpyDeviceToHost));
-        for (int64_t c = 0; c < p->v; c++) max = fmax(max, element(row, p->dtype, c));
-        for (int64_t c = 0; c < p->v; c++) sum += exp(element(row, p->dtype, c) - max);
-        const double off = fabs((double)nll - (max + log(sum) - element(row, p->dtype, p->targets[i])));
+        for (int64_t c = 0; c < p->v; c++) max = fmax(max, (double)lli_load(row, p->dtype, c));
+        for (int64_t c = 0; c < p->v; c++) sum += exp((double)lli_load(row, p->dtype, c) - max);
+        const double off =
+            fabs((double)nll - (max + log(sum) - (double)lli_load(row, p->dtype, p->targets[i])));
         if (!(off <= worst)) worst = off; /* NaN stays */
     }
     free(row);
@@ -176,13 +141,11 @@ static void measure(const char *text, int rounds) {
     double ms[kSteps][kRoundsMax], at[kSteps];
     for (int r = -2; r < rounds; r++) {
         for (int step = 0; step < kSteps; step++) {
-            float t = 0;
             CHECK(cudaEventRecord(begin, 0));
             run_step(&p, step);
             CHECK(cudaEventRecord(end, 0));
-            CHECK(cudaEventSynchronize(end));
-            CHECK(cudaEventElapsedTime(&t, begin, end));
-            if (r >= 0) ms[step][r] = (double)t;
+            const double t = elapsed_ms(begin, end);
+            if (r >= 0) ms[step][r] = t;
         }
     }
     printf("{\"problem\": \"%s\", \"kernel\": \"%s\", \"numerics\": \"%s\", \"rounds\": %d", text,

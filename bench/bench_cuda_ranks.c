@@ -7,6 +7,8 @@
 #define _POSIX_C_SOURCE 200809L
 #include "bench_cuda.h"
 
+#include "core/dtype.h"
+
 #include <logitless/comm.h>
 
 #include <math.h>
@@ -127,18 +129,11 @@ static double now_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-static float f32_of(uint16_t h) {
-    const uint32_t word = (uint32_t)h << 16;
-    float value;
-    memcpy(&value, &word, sizeof value);
-    return value;
-}
-
 /* The largest difference relative to the largest value. */
 static double worst_of(const uint16_t *got, const uint16_t *want, int64_t n) {
     double worst = 0, most = 0;
     for (int64_t i = 0; i < n; i++) {
-        const double w = (double)f32_of(want[i]), off = fabs((double)f32_of(got[i]) - w);
+        const double w = (double)lli_bf16_to_f32(want[i]), off = fabs((double)lli_bf16_to_f32(got[i]) - w);
         if (!(off <= worst)) worst = off; /* NaN stays */
         if (fabs(w) > most) most = fabs(w);
     }
