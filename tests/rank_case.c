@@ -26,10 +26,7 @@ void rank_case_want(struct rank_case *c) {
 }
 
 void rank_case_close(struct rank_case *c) {
-    if (!operands_intact(&c->operands)) {
-        printf("FAIL %s: an input changed\n", c->problem.text);
-        c->failed++;
-    }
+    if (!operands_intact(&c->operands)) fail_msg("%s: an input changed", c->problem.text);
     if (c->expect.problem) expectation_destroy(&c->expect);
     operands_destroy(&c->operands);
 }

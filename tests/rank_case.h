@@ -22,7 +22,7 @@ void rank_case_open(const char *text, struct rank_case *c);
 void rank_case_expect(struct rank_case *c);
 /* c->want, by c->kernel. */
 void rank_case_want(struct rank_case *c);
-/* Counts a changed input, and frees what rank_case_open and rank_case_expect took. */
+/* Frees what rank_case_open and rank_case_expect took; the test fails where an input changed. */
 void rank_case_close(struct rank_case *c);
 
 void rank_case_results(const struct rank_case *c, struct results *results);

@@ -3,26 +3,22 @@
 #ifndef LL_TESTS_SANITIZER_H
 #define LL_TESTS_SANITIZER_H
 
-#if defined(__SANITIZE_THREAD__)
-#define WITH_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define WITH_TSAN 1
+#if defined(__has_feature)
+#define HAS_FEATURE(name) __has_feature(name)
+#else
+#define HAS_FEATURE(name) 0
 #endif
-#endif
-#ifndef WITH_TSAN
+
+#if defined(__SANITIZE_THREAD__) || HAS_FEATURE(thread_sanitizer)
+#define WITH_TSAN 1
+#else
 #define WITH_TSAN 0
 #endif
 
 /* One of the two. */
-#if WITH_TSAN || defined(__SANITIZE_ADDRESS__)
+#if WITH_TSAN || defined(__SANITIZE_ADDRESS__) || HAS_FEATURE(address_sanitizer)
 #define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
+#else
 #define SANITIZED 0
 #endif
 
