@@ -219,7 +219,8 @@ class Kind:
         self.copies_x = not x.is_contiguous() and not in_rows(x)
         self.copies_w = w is not None and not in_rows(w)
         self.passes: dict[Hashable, _ffi.Prepared] = {}
-        # Whether the loss of these operands alone may be had by `plain_forward` and `plain_backward`.
+        # Whether the loss may be had by `plain_forward` and `plain_backward`, which see nothing but these operands;
+        # `kind_of` knows of others.
         self.plain = not (options.outputs or options.group or self.copies_x or self.copies_w)
         # Of each pass: the bytes, and whether they may be those that the thread keeps.
         sizes = [n_bytes + 64 for n_bytes in plan.workspace_bytes]

@@ -136,7 +136,7 @@ def kind_of(
     if kind is None or (plan is not None and kind.plan is not plan):
         kind = LogitsKind(plan or plan_of(logits, target.numel(), o), o, logits, None, target, one_pass)
         kind.in_place = in_place
-        kind.plain = kind.plain and not one_pass and not in_place
+        kind.plain = kind.plain and class_weight is token_weight is None and not one_pass and not in_place
         cache.keep(key, kind)
     return kind
 
@@ -152,7 +152,7 @@ class LogitsKind(Kind):
     in_place: bool
 
     def plain_forward(self, logits: Tensor, target: Tensor, keep: bool) -> tuple[Tensor, Optional[Tensor]]:
-        """`forward` of a plain kind with these operands alone, sooner: loss and rows."""
+        """`forward` of a plain kind, sooner: loss and rows."""
         o, n, new = self.options, target.numel(), allocator(self.index)
         loss, rows = new_loss(new, target, n, o, keep)
         if n > 0 or o.reduction != _ffi.NONE:
@@ -161,7 +161,7 @@ class LogitsKind(Kind):
         return loss, rows
 
     def plain_backward(self, up: Tensor, logits: Tensor, target: Tensor, rows: Tensor) -> Tensor:
-        """`backward` of a plain kind with these operands alone, sooner."""
+        """`backward` of a plain kind, sooner."""
         n, new = target.numel(), allocator(self.index)
         grad = gradient_of(logits, new)
         if n > 0:
@@ -437,7 +437,7 @@ def run(
 
 
 def run_plain(kind: LogitsKind, logits: Tensor, target: Tensor) -> Tensor:
-    """`run` of a plain kind with these operands alone, sooner."""
+    """`run` of a plain kind without a divisor, sooner."""
     if kind.options.frozen != FROZEN_ALL:
         return _apply_plain(logits, (kind, target))
     return kind.plain_forward(logits, target, False)[0]

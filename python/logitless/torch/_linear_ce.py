@@ -151,6 +151,7 @@ def kind_of(
         kind = _ffi.plans.calls.get(key)
         if kind is None:
             kind = LinearKind(_plan(x, w, bias, main_grad, target.numel(), o), o, x, w, target, one_pass)
+            kind.plain = kind.plain and bias is class_weight is token_weight is main_grad is None
             _ffi.plans.keep(key, kind)
         return kind
     plan = _plan(x, w, bias, main_grad, target.numel(), o)
@@ -174,7 +175,7 @@ class LinearKind(Kind):
     def plain_forward(
         self, x: Tensor, w: Tensor, target: Tensor, keep: bool
     ) -> tuple[Tensor, Optional[Tensor], Optional[tuple[Optional[Tensor], ...]]]:
-        """`forward` of a plain kind with these operands alone, sooner: loss, rows, and the gradients of one pass."""
+        """`forward` of a plain kind, sooner: loss, rows, and the gradients of one pass."""
         o, n, new = self.options, target.numel(), allocator(self.index)
         loss, rows = new_loss(new, target, n, o, keep)
         if n == 0 and o.reduction == _ffi.NONE:
@@ -191,7 +192,7 @@ class LinearKind(Kind):
     def plain_backward(
         self, up: Tensor, x: Tensor, w: Tensor, target: Tensor, rows: Tensor
     ) -> tuple[Optional[Tensor], ...]:
-        """`backward` of a plain kind with these operands alone, sooner."""
+        """`backward` of a plain kind, sooner."""
         n, new = target.numel(), allocator(self.index)
         grads = self.plain_gradients(x, w, n, new)
         if n == 0:
@@ -203,6 +204,7 @@ class LinearKind(Kind):
     def plain_gradients(
         self, x: Tensor, w: Tensor, n: int, new: Callable[..., Tensor]
     ) -> tuple[Optional[Tensor], Optional[Tensor]]:
+        """`gradient_of` x and w, by sizes that are known."""
         frozen, n_hidden = self.options.frozen, self.n_hidden
         grad_w = None if frozen & _ffi.FROZEN_W else new((w.shape[0], n_hidden), (n_hidden, 1), w.dtype)
         if x.dim() != 2:
@@ -414,7 +416,7 @@ def run(
 
 
 def run_plain(kind: LinearKind, x: Tensor, w: Tensor, target: Tensor) -> Tensor:
-    """`run` of a plain kind with these operands alone, sooner."""
+    """`run` of a plain kind without a divisor, sooner."""
     if kind.options.frozen != FROZEN_ALL:
         return _apply_plain(x, w, (kind, target))
     return kind.plain_forward(x, w, target, False)[0]

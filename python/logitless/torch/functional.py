@@ -150,7 +150,7 @@ def linear_cross_entropy(
         ):
             if shift:
                 target = shifted(target, int(shift), ignore_index)
-            if kind.plain and bias is class_weight is token_weight is normalizer is main_grad is None:
+            if kind.plain and normalizer is None:
                 out = _linear_ce.run_plain(kind, x, w, target)
             else:
                 divisor = divisor_of(normalizer, reduction, x.device)
@@ -193,7 +193,7 @@ def linear_cross_entropy(
         return output(results, options, shape, skip)
     x, w, target, bias, class_weight, token_weight = _linear_ce.normal(x, w, target, bias, class_weight, token_weight)
     kind = _linear_ce.kind_of(x, w, target, bias, class_weight, token_weight, main_grad, options, one_pass)
-    if kind.plain and bias is class_weight is token_weight is divisor is main_grad is None:
+    if kind.plain and divisor is None:
         results = _linear_ce.run_plain(kind, x, w, target)
     else:
         results = _linear_ce.run(kind, x, w, target, bias, (class_weight, token_weight, divisor, main_grad))

@@ -91,7 +91,7 @@ def cross_entropy(
         if known is not None and target.shape == shape[:-1] and not watched():
             if shift:
                 target = shifted(target, int(shift), ignore_index)
-            if known.plain and class_weight is token_weight is normalizer is None:
+            if known.plain and normalizer is None:
                 out = _ce.run_plain(known, logits, target)
             else:
                 divisor = divisor_of(normalizer, reduction, logits.device)
@@ -149,7 +149,7 @@ def cross_entropy(
         return output(_ce.ce(logits, target, class_weight, token_weight, divisor, options), options, shape, int(shift))
     logits, target, class_weight, token_weight = _ce.normal(logits, target, class_weight, token_weight)
     known = _ce.kind_of(logits, target, class_weight, token_weight, options, one_pass, in_place and wants_gradient)
-    if known.plain and class_weight is token_weight is divisor is None:
+    if known.plain and divisor is None:
         results = _ce.run_plain(known, logits, target)
     else:
         results = _ce.run(known, logits, target, class_weight, token_weight, divisor)
