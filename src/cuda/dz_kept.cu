@@ -12,9 +12,14 @@
 
 #include <cuda_bf16.h>
 
-enum { kThreads = 256, kRows = 16, kTiles = 16, kWarpTiles = 4, kWarpRows = 8 };
-
-enum { kGridRows = 65535 }; /* blocks that a grid has in its second dimension; more go to the third */
+enum {
+    kThreads = 256,
+    kRows = 16,
+    kTiles = 16,
+    kWarpTiles = 4,
+    kWarpRows = 8,
+    kGridRows = 65535 /* blocks that a grid has in its second dimension; more go to the third */
+};
 
 static_assert(kThreads == kRows * kTiles, "a thread makes a factor");
 static_assert(kThreads / 32 * kWarpTiles * kWarpRows == kRows * kTiles, "warps cover the block");
