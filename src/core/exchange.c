@@ -5,6 +5,11 @@
 #include <math.h>
 #include <string.h>
 
+/* S and U of a tile, by the arithmetic of the kernel's numerics id. */
+#ifndef LLI_TILE_SUMS
+#define LLI_TILE_SUMS lli_softmax_tile_sums
+#endif
+
 enum { kMaxFixed = 3, kSumFixed = 10, kSumSoft = kExactLimbs + 1 };
 
 /* Where things lie in max[] and sum[]. */
@@ -152,14 +157,12 @@ LLI_LOCAL void edge_sum(const lli_exchange *exchange, const edge *e, int64_t tar
     const int32_t n_shared = exchange->shards->n_shared;
     const int64_t at = target - e->column;
     int64_t *tile = sum + kShared + 2 * (int64_t)e->shared, unused;
-    lli_softmax_tile_sums(e->z, kTileCols, lli_softmax_key_value(max[kKeyShared + e->shared]), &tile[0],
-                          &tile[1]);
+    LLI_TILE_SUMS(e->z, kTileCols, lli_softmax_key_value(max[kKeyShared + e->shared]), &tile[0], &tile[1]);
     if (at >= 0 && at < kTileCols) {
         float rest[kTileCols];
         memcpy(rest, e->z, sizeof rest);
         rest[at] = -INFINITY;
-        lli_softmax_tile_sums(rest, kTileCols, lli_softmax_key_value(max[kKeyRest]), &sum[kSharedRest],
-                              &unused);
+        LLI_TILE_SUMS(rest, kTileCols, lli_softmax_key_value(max[kKeyRest]), &sum[kSharedRest], &unused);
     }
     if (exchange->smoothing) {
         sum[kShared + 2 * n_shared + e->shared] =

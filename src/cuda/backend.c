@@ -69,10 +69,6 @@ bool lli_cuda_machine_ok(char *why, size_t why_bytes) {
 }
 
 bool lli_cuda_takes(const lli_problem *problem, char *why, size_t why_bytes) {
-    if (problem->in_group && problem->op == LL_OP_CE) {
-        snprintf(why, why_bytes, "the plan has a communicator; on a GPU ce runs on one rank in this version");
-        return false;
-    }
     if (problem->n_tokens_max > (int64_t)1 << 30) {
         snprintf(why, why_bytes, "n_tokens_max is above 2^30");
         return false;

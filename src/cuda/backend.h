@@ -15,7 +15,7 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch);
 
 /* lli_kernel.machine_ok: any device of a kind that is built for. */
 bool lli_cuda_machine_ok(char *why, size_t why_bytes);
-/* False and a sentence for a communicator of ce, or more tokens than fit a grid. */
+/* False and a sentence for more tokens than fit a grid. */
 bool lli_cuda_takes(const lli_problem *problem, char *why, size_t why_bytes);
 /* "<prefix>-sm<capability>-v1" of the current device, "<prefix>-v1" without one. Until this thread's next
  * call. */

@@ -13,6 +13,8 @@
 #include "core/workspace.h"
 #include "cuda/backend.h"
 #include "cuda/ce.h"
+#include "cuda/exchange.h"
+#include "cuda/ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,6 +31,7 @@ typedef struct ce_device {
     int32_t device, arch;
     char numerics[32];
     lli_cuda_ce_shape shape;
+    lli_cuda_ranks *ranks; /* of a plan with a communicator; NULL: none */
 } ce_device;
 
 typedef struct ce_pieces {
@@ -37,6 +40,10 @@ typedef struct ce_pieces {
     lli_exact *soft;
     lli_cuda_grad *grads; /* by token */
     double *row_lse;      /* by token */
+    int64_t *local;       /* over ranks: targets as columns of this rank, by token */
+    float *edges[2];      /* likewise, and by row of a chunk: logits of tiles that a cut goes through */
+    int32_t *max, *index;
+    int64_t *sum;
 } ce_pieces;
 
 typedef struct ce_run {
@@ -49,6 +56,7 @@ typedef struct ce_run {
     lli_cuda_ce_ids ids;
     bool wants_ids;
     cudaStream_t stream;
+    struct lli_group *group; /* NULL: one rank */
 } ce_run;
 
 #define LAUNCH(run, what, launched)                                                                          \
@@ -65,6 +73,25 @@ static int32_t parts_of(int64_t n_rows, int64_t v) {
     return (int32_t)lli_max(1, lli_min(parts, most));
 }
 
+static int64_t n_max_of(const lli_problem *p) {
+    return lli_exchange_n_max(p->shards->n_shared, p->loss.label_smoothing > 0.0f);
+}
+
+static int64_t n_sum_of(const lli_problem *p) {
+    return lli_exchange_n_sum(p->shards->n_shared, p->loss.label_smoothing > 0.0f);
+}
+
+static void carve_exchange(const lli_problem *p, int64_t chunk, lli_arena *arena, ce_pieces *pieces) {
+    const lli_cuda_ranges ranges = lli_cuda_ranges_of(p);
+    pieces->local = lli_take(arena, p->n_tokens_max, sizeof(int64_t));
+    for (int32_t i = 0; i < ranges.n_edges; i++) {
+        pieces->edges[i] = lli_take(arena, chunk * kTileCols, sizeof(float));
+    }
+    pieces->max = lli_take(arena, chunk * (n_max_of(p) + kGivenInts), sizeof(int32_t));
+    pieces->index = lli_take(arena, chunk, sizeof(int32_t));
+    pieces->sum = lli_take(arena, chunk * n_sum_of(p), sizeof(int64_t));
+}
+
 static size_t carve(const lli_problem *p, const lli_config *config, ll_pass pass, void *base,
                     ce_pieces *pieces) {
     lli_arena arena = {.base = base};
@@ -78,6 +105,7 @@ static size_t carve(const lli_problem *p, const lli_config *config, ll_pass pass
         .grads = pass != LL_PASS_FORWARD ? lli_take(&arena, n, sizeof(lli_cuda_grad)) : NULL,
         .row_lse = logp ? lli_take(&arena, n, sizeof(double)) : NULL,
     };
+    if (p->shards) carve_exchange(p, chunk, &arena, pieces);
     return arena.used;
 }
 
@@ -90,10 +118,10 @@ static size_t workspace(const lli_kernel *kernel, const lli_problem *problem, co
 
 static ll_status configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
                            lli_config *config) {
-    (void)agreed;
     *config = (lli_config){.forward_tokens = lli_min(lli_max(1, problem->n_tokens_max), kChunkTokens)};
+    if (agreed) config->forward_tokens = agreed->forward_tokens;
     const size_t budget = problem->budget_bytes;
-    while (budget && config->forward_tokens > kLeastTokens &&
+    while (budget && !agreed && config->forward_tokens > kLeastTokens &&
            workspace(kernel, problem, config, LL_PASS_FORWARD_BACKWARD) > budget) {
         config->forward_tokens = lli_max(kLeastTokens, config->forward_tokens / 2);
     }
@@ -116,7 +144,8 @@ static ce_run run_of(const ll_plan *plan, const lli_call *call) {
                   .config = &plan->config,
                   .call = call,
                   .device = plan->device,
-                  .stream = call->stream};
+                  .stream = call->stream,
+                  .group = plan->group};
     (void)carve(problem, &plan->config, call->pass, call->args->workspace, &run.pieces);
     const bool forward = call->pass != LL_PASS_BACKWARD;
     const bool ids = forward && ce->ids.data && (ce->id_logp || ce->id_rank);
@@ -215,10 +244,125 @@ static ll_status chunks(const ce_run *run) {
     return LL_STATUS_OK;
 }
 
+/* ---- Over ranks --------------------------------------------------------------------------------- */
+
+/* `columns` of the rank's as if there were no others, for kernels that know of one rank: targets, class
+ * weights and logits are theirs. */
+static ll_status only_columns(const ce_run *run, lli_cuda_range columns, lli_cuda_ce *args) {
+    const int64_t column = run->problem->shards->begin + columns.begin;
+    const lli_cuda_ce_local local = {.targets = run->args.row.targets,
+                                     .local = run->pieces.local,
+                                     .n_tokens = run->call->n_tokens,
+                                     .column = column,
+                                     .count = columns.count};
+    LAUNCH(run, "targets of this rank", lli_cuda_ce_local_launch(&local, run->stream));
+    args->row.targets = (lli_cuda_targets){run->pieces.local, 1, kLocalIgnored, INT64_MAX, LL_DTYPE_I64};
+    if (args->row.call.class_weight) args->row.call.class_weight += column;
+    if (args->logits.data) {
+        args->logits.data =
+            (char *)args->logits.data + columns.begin * (int64_t)lli_dtype_bytes(args->logits.dtype);
+    }
+    args->v = columns.count;
+    return LL_STATUS_OK;
+}
+
+static ll_status place_edge(const ce_run *run, const lli_cuda_ce *args, lli_cuda_range edge, float *z) {
+    const ll_view *logits = &run->args.logits;
+    const lli_cuda_ce_place place = {.logits = (const char *)lli_row(logits, args->row.first) +
+                                               edge.begin * (int64_t)lli_dtype_bytes(logits->dtype),
+                                     .row_stride = logits->row_stride,
+                                     .n_rows = args->row.n_rows,
+                                     .z = z,
+                                     .transform = args->row.transform,
+                                     .dtype = logits->dtype,
+                                     .at = (int32_t)((run->problem->shards->begin + edge.begin) % kTileCols),
+                                     .count = (int32_t)edge.count};
+    LAUNCH(run, "the logits of shared tiles", lli_cuda_ce_place_launch(&place, run->stream));
+    return LL_STATUS_OK;
+}
+
+/* A chunk's rows from this rank's parts of them. args: of the whole row. */
+static ll_status exchange(const ce_run *run, const lli_cuda_ranges *ranges, const lli_cuda_ce *args) {
+    const lli_problem *p = run->problem;
+    const lli_cuda_meeting meeting = {run->group, run->device->ranks, run->call->name, run->stream};
+    lli_cuda_exchange exchange = {.shards = *p->shards,
+                                  .targets = args->row.targets,
+                                  .first = args->row.first,
+                                  .n_rows = args->row.n_rows,
+                                  .rows = args->row.rows,
+                                  .soft = args->row.soft,
+                                  .class_weight = args->row.call.class_weight,
+                                  .max = run->pieces.max,
+                                  .sum = run->pieces.sum,
+                                  .index = run->pieces.index,
+                                  .n_max = n_max_of(p),
+                                  .n_sum = n_sum_of(p),
+                                  .totals = args->row.totals,
+                                  .bad_targets = args->row.call.bad_targets,
+                                  .column = p->shards->begin + ranges->own.begin,
+                                  .parts = ranges->own.count ? args->row.parts : 0,
+                                  .want_argmax = args->want_argmax};
+    exchange.shards.shared = run->device->ranks->shared;
+    for (int32_t i = 0; i < ranges->n_edges; i++) {
+        const bool first = i == 0 && p->shards->first_shared >= 0;
+        LLI_TRY(place_edge(run, args, ranges->edges[i], run->pieces.edges[i]));
+        exchange.edges[first ? 0 : 1] = run->pieces.edges[i];
+    }
+    return lli_cuda_exchange_rows(&meeting, &exchange,
+                                  p->logits_dtype == LL_DTYPE_F32 ? lli_cuda_exchange_sum_launch
+                                                                  : lli_cuda_ce_exchange_sum_launch);
+}
+
+/* What chunks() does, with an exchange between statistics and finishing. */
+static ll_status chunks_over_ranks(const ce_run *run) {
+    const int64_t n = run->call->n_tokens;
+    const lli_cuda_ranges ranges = lli_cuda_ranges_of(run->problem);
+    lli_cuda_ce own = run->args;
+    LLI_TRY(only_columns(run, ranges.own, &own));
+    for (int64_t first = 0; first < n; first += run->config->forward_tokens) {
+        lli_cuda_ce whole = run->args;
+        own.row.first = whole.row.first = first;
+        own.row.n_rows = own.row.row_stride = lli_min(run->config->forward_tokens, n - first);
+        whole.row.n_rows = whole.row.row_stride = own.row.n_rows;
+        own.row.parts = whole.row.parts = parts_of(own.row.n_rows, own.v);
+        if (own.row.soft) {
+            LAUNCH(run, "clearing sums",
+                   (int)cudaMemsetAsync(own.row.soft, 0, (size_t)own.row.n_rows * sizeof(lli_exact),
+                                        run->stream));
+        }
+        if (own.v) LAUNCH(run, "the statistics of logits", lli_cuda_ce_stats_launch(&own, run->stream));
+        LLI_TRY(exchange(run, &ranges, &whole));
+        whole.row.parts = 1;
+        LAUNCH(run, "finishing rows", lli_cuda_finish_launch(&whole.row, run->stream));
+    }
+    return LL_STATUS_OK;
+}
+
+static ll_status gradient_over_ranks(const ce_run *run) {
+    const lli_shards *shards = run->problem->shards;
+    const lli_cuda_range all = {0, shards->end - shards->begin};
+    lli_cuda_ce args = run->args;
+    if (!args.grad.data || args.grad.cols == 0) return LL_STATUS_OK;
+    LLI_TRY(only_columns(run, all, &args));
+    LAUNCH(run, "the gradient", lli_cuda_ce_dz_launch(&args, run->stream));
+    return LL_STATUS_OK;
+}
+
+static ll_status queue_over_ranks(const ce_run *run) {
+    if (run->call->pass == LL_PASS_BACKWARD) {
+        LAUNCH(run, "preparing gradients", lli_cuda_prepare_launch(&run->args.row, run->stream));
+    } else {
+        LLI_TRY(chunks_over_ranks(run));
+    }
+    LLI_TRY(gradient_over_ranks(run));
+    return end_call(run);
+}
+
 static ll_status queue(const void *context) {
     const ce_run *run = context;
     LLI_TRY(begin_call(run));
     if (run->call->n_tokens == 0) return end_call(run);
+    if (run->group) return queue_over_ranks(run);
     if (run->call->pass == LL_PASS_BACKWARD) {
         LAUNCH(run, "preparing gradients", lli_cuda_prepare_launch(&run->args.row, run->stream));
         LAUNCH(run, "the gradient", lli_cuda_ce_dz_launch(&run->args, run->stream));
@@ -243,12 +387,34 @@ static const char *numerics_here(void) {
     return lli_cuda_numerics("ce-cuda");
 }
 
+static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
+    if (problem->in_group && (problem->n_ids > 0 || problem->n_top > 0)) {
+        snprintf(why, why_bytes, "ids and the top over ranks are not on a GPU in this version");
+        return false;
+    }
+    return lli_cuda_takes(problem, why, why_bytes);
+}
+
+static ll_status check_in_group(const ll_plan *plan, const lli_call *call) {
+    const ce_device *device = plan->device;
+    return lli_cuda_refuse_capture(device->ranks, call);
+}
+
+/* Of the largest array that a call hands to the group. */
+static size_t most_bytes(const ll_plan *plan) {
+    const lli_problem *p = &plan->problem;
+    const int64_t maxima = (n_max_of(p) + kGivenInts) * (int64_t)sizeof(int32_t);
+    const int64_t sums = n_sum_of(p) * (int64_t)sizeof(int64_t);
+    return (size_t)(plan->config.forward_tokens * lli_max(maxima, sums));
+}
+
 static ll_status load_kernels(void) {
     int status = lli_cuda_load_begin();
     if (!status) status = lli_cuda_load_finish();
     if (!status) status = lli_cuda_load_ce_stats();
     if (!status) status = lli_cuda_load_ce_dz();
     if (!status) status = lli_cuda_load_ce_ids();
+    if (!status) status = lli_cuda_load_ce_exchange();
     return status ? lli_cuda_fail(status, "ll_plan_create", "loading kernels") : LL_STATUS_OK;
 }
 
@@ -263,13 +429,16 @@ static ll_status open_plan(ll_plan *plan) {
     snprintf(device->numerics, sizeof device->numerics, "%s", numerics_here());
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
+    if (plan->group) return lli_cuda_ranks_open(plan, most_bytes(plan), &device->ranks);
     const int status = lli_cuda_ce_rows_open(problem->logits_dtype, problem->v_total, &device->shape);
     if (status) return lli_cuda_fail(status, "ll_plan_create", "fitting rows on the chip");
     return LL_STATUS_OK;
 }
 
 static void close_plan(ll_plan *plan) {
-    free(plan->device);
+    ce_device *device = plan->device;
+    lli_cuda_ranks_close(device->ranks);
+    free(device);
 }
 
 const lli_kernel lli_ce_cuda = {
@@ -277,11 +446,12 @@ const lli_kernel lli_ce_cuda = {
     .op = LL_OP_CE,
     .backend = LL_BACKEND_CUDA,
     .machine_ok = lli_cuda_machine_ok,
-    .accepts = lli_cuda_takes,
+    .accepts = accepts,
     .configure = configure,
     .workspace = workspace,
     .run = run,
     .open = open_plan,
     .close = close_plan,
+    .check_in_group = check_in_group,
     .numerics_here = numerics_here,
 };

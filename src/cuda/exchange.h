@@ -44,7 +44,8 @@ typedef struct lli_cuda_exchange {
     int64_t n_max, n_sum;
     lli_cuda_totals *totals;
     int64_t *bad_targets;
-    int32_t parts; /* 0: the rank has no tile of its own */
+    int64_t column; /* what makes a row's argmax a global id */
+    int32_t parts;  /* 0: the rank has no tile of its own */
     int32_t want_argmax;
 } lli_cuda_exchange;
 LLI_C int lli_cuda_exchange_max_launch(const lli_cuda_exchange *args, cudaStream_t stream);
@@ -52,5 +53,30 @@ LLI_C int lli_cuda_exchange_sum_launch(const lli_cuda_exchange *args, cudaStream
 LLI_C int lli_cuda_exchange_rows_launch(const lli_cuda_exchange *args, cudaStream_t stream);
 
 LLI_C int lli_cuda_load_exchange(void);
+
+/* ce_exchange.cu: of ce over given logits, whose rows lie where the caller has them.
+ *
+ *   local   targets as columns of this rank, for kernels that know of no others: -1 where ignored or bad
+ *   place   as above, from logits
+ *   sum     as above, by the arithmetic of bf16 and f16 logits (ce_tile.cuh) */
+enum { kLocalIgnored = -1 };
+typedef struct lli_cuda_ce_local {
+    lli_cuda_targets targets;
+    int64_t *local; /* [n_tokens] */
+    int64_t n_tokens;
+    int64_t column, count; /* global id of the first column; columns */
+} lli_cuda_ce_local;
+LLI_C int lli_cuda_ce_local_launch(const lli_cuda_ce_local *args, cudaStream_t stream);
+
+typedef struct lli_cuda_ce_place {
+    const void *logits; /* of the chunk's first row and the edge's first column */
+    int64_t row_stride, n_rows;
+    float *z; /* [n_rows, 64] */
+    lli_cuda_transform transform;
+    int32_t dtype, at, count;
+} lli_cuda_ce_place;
+LLI_C int lli_cuda_ce_place_launch(const lli_cuda_ce_place *args, cudaStream_t stream);
+LLI_C int lli_cuda_ce_exchange_sum_launch(const lli_cuda_exchange *args, cudaStream_t stream);
+LLI_C int lli_cuda_load_ce_exchange(void);
 
 #endif

@@ -133,11 +133,16 @@ static ll_status open_plan(ll_plan *plan) {
     snprintf(device->numerics, sizeof device->numerics, "%s", numerics_here());
     plan->numerics = device->numerics;
     LLI_TRY(load_kernels());
-    if (plan->group) LLI_TRY(lli_cuda_ranks_open(plan, device));
+    if (plan->group) LLI_TRY(lli_cuda_ranks_open(plan, lli_cuda_most_bytes(plan), &device->ranks));
     const cublasStatus_t status = cublasLtCreate(&device->lt);
     LLI_REQUIRE(status == CUBLAS_STATUS_SUCCESS, LL_STATUS_CUDA, "ll_plan_create: cublasLtCreate failed: %s",
                 cublasLtGetStatusString(status));
     return lli_gemm_open(device, plan->problem.n_hidden);
+}
+
+static ll_status check_in_group(const ll_plan *plan, const lli_call *call) {
+    const lli_cuda_device *device = plan->device;
+    return lli_cuda_refuse_capture(device->ranks, call);
 }
 
 /* ---- On Hopper ---------------------------------------------------------------------------------- */
@@ -204,7 +209,7 @@ const lli_kernel lli_linear_ce_cuda = {
     .run = run,
     .open = open_plan,
     .close = close_plan,
-    .check_in_group = lli_cuda_check_in_group,
+    .check_in_group = check_in_group,
     .numerics_here = numerics_here,
 };
 
@@ -223,6 +228,6 @@ const lli_kernel lli_linear_ce_cuda_sm90 = {
     .isa = &hopper,
     .open = open_hopper_plan,
     .close = close_plan,
-    .check_in_group = lli_cuda_check_in_group,
+    .check_in_group = check_in_group,
     .numerics_here = numerics_here,
 };

@@ -8,8 +8,7 @@ enum { kStagingMib = 8 };
 
 /* ---- A plan's part ------------------------------------------------------------------------------ */
 
-/* Bytes of the largest array that a call hands over. */
-static size_t most_bytes(const ll_plan *plan) {
+size_t lli_cuda_most_bytes(const ll_plan *plan) {
     size_t most = 64;
     for (int pass = LL_PASS_FORWARD; pass <= LL_PASS_FORWARD_BACKWARD; pass++) {
         const lli_cuda_cut cut = lli_cuda_cut_make(&plan->problem, &plan->config, (ll_pass)pass);
@@ -22,11 +21,11 @@ static size_t most_bytes(const ll_plan *plan) {
     return most;
 }
 
-ll_status lli_cuda_ranks_open(const ll_plan *plan, lli_cuda_device *device) {
+ll_status lli_cuda_ranks_open(const ll_plan *plan, size_t most_bytes, lli_cuda_ranks **result) {
     const lli_shards *shards = plan->problem.shards;
     lli_cuda_ranks *ranks = calloc(1, sizeof *ranks);
+    *result = ranks;
     LLI_REQUIRE(ranks, LL_STATUS_MEMORY, "ll_plan_create: no memory for the plan");
-    device->ranks = ranks; /* from here on the plan releases it */
     int status = lli_cuda_load_exchange();
     if (!status && shards->n_shared) {
         const size_t bytes = (size_t)shards->n_shared * sizeof *ranks->shared;
@@ -34,8 +33,8 @@ ll_status lli_cuda_ranks_open(const ll_plan *plan, lli_cuda_device *device) {
         if (!status) status = (int)cudaMemcpy(ranks->shared, shards->shared, bytes, cudaMemcpyHostToDevice);
     }
     if (!status && plan->group->comm.memory == LL_COMM_MEMORY_HOST) {
-        const size_t most = most_bytes(plan), limit = (size_t)kStagingMib << 20;
-        ranks->staging_bytes = most < limit ? most : limit;
+        const size_t limit = (size_t)kStagingMib << 20;
+        ranks->staging_bytes = most_bytes < limit ? most_bytes : limit;
         status = (int)cudaHostAlloc(&ranks->staging, ranks->staging_bytes, cudaHostAllocPortable);
         if (!status) status = (int)cudaEventCreateWithFlags(&ranks->staged, cudaEventDisableTiming);
     }
@@ -51,10 +50,9 @@ void lli_cuda_ranks_close(lli_cuda_ranks *ranks) {
     free(ranks);
 }
 
-ll_status lli_cuda_check_in_group(const ll_plan *plan, const lli_call *call) {
-    const lli_cuda_device *device = plan->device;
+ll_status lli_cuda_refuse_capture(const lli_cuda_ranks *ranks, const lli_call *call) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    if (!device->ranks->staging) return LL_STATUS_OK;
+    if (!ranks->staging) return LL_STATUS_OK;
     const cudaError_t status = cudaStreamIsCapturing(call->stream, &capture);
     LLI_REQUIRE(
         status == cudaSuccess && capture == cudaStreamCaptureStatusNone, LL_STATUS_INVALID_ARG,
@@ -77,8 +75,8 @@ static ll_status operate(lli_group *group, operation what, void *values, int64_t
 
 /* Through pinned memory, a piece at a time. The plan's next call may be on another stream, so what was copied
  * back is waited for before the memory is written again. */
-static ll_status operate_on_host(const lli_cuda_run *run, operation what, void *values, int64_t n) {
-    const lli_cuda_ranks *ranks = run->device->ranks;
+static ll_status operate_on_host(const lli_cuda_meeting *run, operation what, void *values, int64_t n) {
+    const lli_cuda_ranks *ranks = run->ranks;
     const int64_t bytes = what == OPERATION_SUM ? 8 : 4;
     const int64_t room = (int64_t)ranks->staging_bytes / bytes;
     for (int64_t at = 0, count; at < n || at == 0; at += count) {
@@ -98,9 +96,25 @@ static ll_status operate_on_host(const lli_cuda_run *run, operation what, void *
     return LL_STATUS_OK;
 }
 
-static ll_status over_ranks(const lli_cuda_run *run, operation what, void *values, int64_t n) {
-    return run->device->ranks->staging ? operate_on_host(run, what, values, n)
-                                       : operate(run->group, what, values, n, run->stream);
+static ll_status over_ranks(const lli_cuda_meeting *meeting, operation what, void *values, int64_t n) {
+    return meeting->ranks->staging ? operate_on_host(meeting, what, values, n)
+                                   : operate(meeting->group, what, values, n, meeting->stream);
+}
+
+ll_status lli_cuda_exchange_rows(const lli_cuda_meeting *meeting, const lli_cuda_exchange *args,
+                                 lli_cuda_exchange_launch *sum) {
+    const int64_t n = args->n_rows;
+    LLI_LAUNCH(meeting, "the ranks' maxima", lli_cuda_exchange_max_launch(args, meeting->stream));
+    LLI_TRY(over_ranks(meeting, OPERATION_MAX, args->max, n * (args->n_max + kGivenInts)));
+    LLI_LAUNCH(meeting, "the ranks' sums", sum(args, meeting->stream));
+    LLI_TRY(over_ranks(meeting, OPERATION_SUM, args->sum, n * args->n_sum));
+    if (args->want_argmax) LLI_TRY(over_ranks(meeting, OPERATION_MAX, args->index, n));
+    LLI_LAUNCH(meeting, "the ranks' rows", lli_cuda_exchange_rows_launch(args, meeting->stream));
+    return LL_STATUS_OK;
+}
+
+static lli_cuda_meeting meeting_of(const lli_cuda_run *run) {
+    return (lli_cuda_meeting){run->group, run->device->ranks, run->pass, run->stream};
 }
 
 /* ---- A call's columns --------------------------------------------------------------------------- */
@@ -185,13 +199,8 @@ ll_status lli_cuda_exchange_chunk(const lli_cuda_run *run, const lli_cuda_chunk 
         LLI_TRY(place_edge(run, chunk, i, z));
         args.edges[first ? 0 : 1] = z;
     }
-    LLI_LAUNCH(run, "the ranks' maxima", lli_cuda_exchange_max_launch(&args, run->stream));
-    LLI_TRY(over_ranks(run, OPERATION_MAX, args.max, n * (cut->n_max + kGivenInts)));
-    LLI_LAUNCH(run, "the ranks' sums", lli_cuda_exchange_sum_launch(&args, run->stream));
-    LLI_TRY(over_ranks(run, OPERATION_SUM, args.sum, n * cut->n_sum));
-    if (args.want_argmax) LLI_TRY(over_ranks(run, OPERATION_MAX, args.index, n));
-    LLI_LAUNCH(run, "the ranks' rows", lli_cuda_exchange_rows_launch(&args, run->stream));
-    return LL_STATUS_OK;
+    const lli_cuda_meeting meeting = meeting_of(run);
+    return lli_cuda_exchange_rows(&meeting, &args, lli_cuda_exchange_sum_launch);
 }
 
 ll_status lli_cuda_sum_over_ranks(const lli_cuda_run *run, float *acc_x, int64_t n) {
@@ -199,5 +208,6 @@ ll_status lli_cuda_sum_over_ranks(const lli_cuda_run *run, float *acc_x, int64_t
         LLI_LAUNCH(run, "clearing grad_x",
                    (int)cudaMemsetAsync(acc_x, 0, (size_t)n * sizeof *acc_x, run->stream));
     }
-    return over_ranks(run, OPERATION_SUM_F32, acc_x, n);
+    const lli_cuda_meeting meeting = meeting_of(run);
+    return over_ranks(&meeting, OPERATION_SUM_F32, acc_x, n);
 }

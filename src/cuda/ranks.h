@@ -24,12 +24,33 @@ typedef struct lli_cuda_ranks {
     cudaEvent_t staged; /* the last copy out of it */
 } lli_cuda_ranks;
 
-/* Of a plan in a group: plan->device->ranks. MEMORY, CUDA. */
-ll_status lli_cuda_ranks_open(const ll_plan *plan, lli_cuda_device *device);
+/* Of a plan in a group whose calls hand over arrays of at most most_bytes. *ranks: to be closed in any case.
+ * MEMORY, CUDA. */
+ll_status lli_cuda_ranks_open(const ll_plan *plan, size_t most_bytes, lli_cuda_ranks **ranks);
 void lli_cuda_ranks_close(lli_cuda_ranks *ranks); /* NULL is fine */
 
-/* lli_kernel.check_in_group: a capture cannot go through host memory. */
-ll_status lli_cuda_check_in_group(const ll_plan *plan, const lli_call *call);
+/* For lli_kernel.check_in_group: a capture cannot go through host memory. */
+ll_status lli_cuda_refuse_capture(const lli_cuda_ranks *ranks, const lli_call *call);
+
+/* Who meets in a call, and on which stream. */
+typedef struct lli_cuda_meeting {
+    lli_group *group;
+    const lli_cuda_ranks *ranks;
+    const char *pass; /* its name, for sentences */
+    cudaStream_t stream;
+} lli_cuda_meeting;
+
+/* The part of rows in args->rows -> the whole rows there, by the kernels of exchange.h and the group's
+ * operations. sum: lli_cuda_exchange_sum_launch, or the one of ce. */
+struct lli_cuda_exchange;
+typedef int lli_cuda_exchange_launch(const struct lli_cuda_exchange *args, cudaStream_t stream);
+ll_status lli_cuda_exchange_rows(const lli_cuda_meeting *meeting, const struct lli_cuda_exchange *args,
+                                 lli_cuda_exchange_launch *sum);
+
+/* ---- linear_ce ---------------------------------------------------------------------------------- */
+
+/* Bytes of the largest array that a call hands over. */
+size_t lli_cuda_most_bytes(const ll_plan *plan);
 
 /* A call on a range of the rank's columns: their rows of w, bias and gradients, as if there were no others.
  */
