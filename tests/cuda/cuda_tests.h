@@ -13,6 +13,7 @@ int cuda_given_main(void); /* ce */
 
 /* Of ce, over given logits. */
 int given_kernels_main(void);
+int given_ranks_main(void);
 int given_faults_main(void);
 int given_sizes_main(void);
 int given_numerics_main(void);

@@ -44,6 +44,7 @@ static ll_status host_call(const ll_plan *plan, const ll_ce_args *args, ll_strea
         /* The state knows the logits by where they lie: on the device now, on the host for the test. */
         if (args->state && args->state->logits == args->logits.data)
             args->state->logits = image.ce.logits.data;
+        image.rows_only = plan->group != NULL;
         status = call(plan, &image.ce, NULL);
         if (args->state && args->state->logits == image.ce.logits.data)
             args->state->logits = args->logits.data;

@@ -11,7 +11,8 @@ enum { kImagePieces = 40 };
 
 struct image_piece {
     void *host;
-    size_t start, bytes; /* in the slab */
+    size_t start, bytes;            /* in the slab */
+    size_t row_bytes, stride_bytes; /* of a matrix; 0: no gaps */
     bool out;
 };
 
@@ -22,6 +23,7 @@ struct image {
     int n_pieces;
     char *slab, *staging, *workspace; /* on the device, its copy on the host, on the device */
     size_t bytes;
+    bool rows_only; /* what lies between rows is not the call's: other ranks write it */
 };
 
 /* Copies everything that `host` points to for a call of `pass` with n_tokens rows of x, v_total classes and

@@ -37,6 +37,7 @@ static const struct {
     {"kernel_bits", kernel_bits_main, NULL},
     {"ce", cuda_given_main, NULL},
     {"ce_kernels", given_kernels_main, NULL},
+    {"ce_ranks", given_ranks_main, NULL},
     {"ce_faults", given_faults_main, NULL},
     {"ce_sizes", given_sizes_main, NULL},
     {"ce_numerics", given_numerics_main, NULL},
