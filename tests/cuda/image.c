@@ -115,7 +115,7 @@ static size_t view_bytes(const ll_view *view) {
 static void put_view(struct image *image, ll_view *view, bool out) {
     if (!view->data) return;
     view->data = put(image, view->data, view_bytes(view), out);
-    if (view->cols <= 1 || view->row_stride <= view->cols) return;
+    if (view->row_stride <= view->cols) return;
     struct image_piece *piece = &image->pieces[image->n_pieces - 1];
     piece->row_bytes = (size_t)view->cols * ll_dtype_bytes((ll_dtype)view->dtype);
     piece->stride_bytes = (size_t)view->row_stride * ll_dtype_bytes((ll_dtype)view->dtype);
