@@ -209,15 +209,10 @@ def check_adapters(world):
     assert torch.allclose(x.grad, want[rows], atol=1e-6)
 
 
-def check_logits(world):
-    """cross_entropy over columns of logits: bits of one rank, DeepSpeed's and Megatron's losses, in place."""
-    from logitless.adapters import deepspeed, megatron
+def check_columns(world, z, y):
+    """cross_entropy over columns of logits: bits of one rank."""
     from logitless.torch import cross_entropy
 
-    torch.manual_seed(0)  # the same logits on every rank
-    z = torch.randn(30, 257).mul_(4).requires_grad_()
-    y = torch.randint(0, 257, (30,))
-    y[::4] = -100
     for options in (
         {},
         {"label_smoothing": 0.1, "softcap": 3.0, "temperature": 0.7},
@@ -243,6 +238,23 @@ def check_logits(world):
                 bits(f"logits {kind} {name}", getattr(out, name), getattr(one, name))
             (out.loss.sum() + out.entropy.sum()).backward()
             bits(f"logits {kind} gradient", part.grad, want[:, first:end])
+
+
+def logits_and_targets(device="cpu"):
+    torch.manual_seed(0)  # the same on every rank
+    z = torch.randn(30, 257).mul_(4)
+    y = torch.randint(0, 257, (30,))
+    y[::4] = -100
+    return z.to(device).requires_grad_(), y.to(device)
+
+
+def check_logits(world):
+    """cross_entropy over columns of logits: bits of one rank, DeepSpeed's and Megatron's losses, in place."""
+    from logitless.adapters import deepspeed, megatron
+    from logitless.torch import cross_entropy
+
+    z, y = logits_and_targets()
+    check_columns(world, z, y)
     first, end = cuts(257, "uneven")[RANK]
     held = z.detach()[:, first:end].clone()
     loss = deepspeed.vocab_parallel_cross_entropy(
@@ -434,6 +446,7 @@ def check_cuda(world):
     except logitless.ArgumentError as error:
         fails = ("refused" if RANK else "target is") in str(error)
     assert fails, "a rank's bad argument is an error on all"
+    check_columns(world, *logits_and_targets(device))
 
 
 def check_compiled(world):
