@@ -6,8 +6,8 @@
  *   ids, the top       gathered before anything is written, turned into log-probabilities at the end
  *
  * Calls whose rows do not start on 16 bytes, or with label smoothing, go another way, to the same bits:
- * chunks of tokens: statistics (ce_stats.cu) -> finish, then the gradient of all rows. numerics
- * "ce-cuda-sm<arch>-v1": docs/cuda-ce.md. */
+ * chunks of tokens: statistics (ce_stats.cu) -> finish, then the gradient of all rows. So do all calls over
+ * ranks, with an exchange (ce_exchange.cu) before finish. numerics "ce-cuda-sm<arch>-v1": docs/cuda-ce.md. */
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/workspace.h"
