@@ -238,6 +238,11 @@ def check_columns(world, z, y):
                 bits(f"logits {kind} {name}", getattr(out, name), getattr(one, name))
             (out.loss.sum() + out.entropy.sum()).backward()
             bits(f"logits {kind} gradient", part.grad, want[:, first:end])
+            held = z.detach()[:, first:end].clone().requires_grad_()
+            loss = cross_entropy(held, y, in_place=True, group=world, vocab_start=first, vocab_size=257, **options)
+            loss.sum().backward()
+            whole = torch.autograd.grad(cross_entropy(z, y, **options).sum(), z)[0]
+            bits(f"logits {kind} in place", held.detach(), whole[:, first:end])
 
 
 def logits_and_targets(device="cpu"):
