@@ -129,22 +129,33 @@ static int64_t tile_w_bytes(const lli_problem *p) {
     return kTileCols * p->n_hidden * (int64_t)lli_dtype_bytes(p->grad_w_dtype);
 }
 
+static int64_t columns_of(const lli_problem *p) {
+    return lli_max(0, lli_min(p->v_local, p->v_total));
+}
+
 /* All that would fit, code_bytes of them in the workspace. */
 static lli_cuda_places places_of(const lli_problem *p, const lli_cuda_cut *cut, int64_t n_tokens) {
     const int64_t tiles = cut->v_cols / kTileCols, codes = code_bytes_of(n_tokens);
-    lli_cuda_places places = {0};
+    const int64_t in_sum = cut->want_x ? lli_min(cut->d_padded * (int64_t)sizeof(float) / code_bytes_of(1),
+                                                 cut->dz_cols / kTileCols)
+                                       : 0;
+    lli_cuda_places places = {.sum_end = lli_min(tiles, in_sum)};
+    places.w_end = places.sum_end;
+    places.w_row = places.sum_end * kTileCols;
     if (cut->lent.w && cut->want_w) {
+        const int64_t room = columns_of(p) * (tile_w_bytes(p) / kTileCols) - places.sum_end * tile_w_bytes(p);
         places.w_stride_bytes = lli_max(tile_w_bytes(p), codes);
-        places.w_tiles = cut->v * (tile_w_bytes(p) / kTileCols) / places.w_stride_bytes;
+        places.w_end = lli_min(tiles, places.sum_end + lli_max(0, room) / places.w_stride_bytes);
     }
-    places.n_tiles = lli_min(tiles, places.w_tiles + cut->code_bytes / codes);
+    places.n_tiles = lli_min(tiles, places.w_end + cut->code_bytes / codes);
     return places;
 }
 
 lli_cuda_places lli_cuda_cut_places(const lli_problem *p, const lli_cuda_cut *cut, int64_t n_tokens) {
     lli_cuda_places places = places_of(p, cut, n_tokens);
     places.n_tiles = lli_min(places.n_tiles, cut->anchors / n_tokens);
-    places.w_tiles = lli_min(places.w_tiles, places.n_tiles);
+    places.w_end = lli_min(places.w_end, places.n_tiles);
+    places.sum_end = lli_min(places.sum_end, places.n_tiles);
     return places;
 }
 
@@ -272,7 +283,7 @@ static size_t bytes_in(const room *room, int64_t n_tokens, int64_t code_bytes, l
     return kept_bytes(room->problem, room->dz_cols, n_tokens, code_bytes, lent);
 }
 
-/* The bytes of exponentials of a whole chunk that grad_w has no room for. */
+/* The bytes of exponentials of a whole chunk that the sums of grad_x and grad_w have no room for. */
 static int64_t codes_of(const room *room, int64_t n_tokens, lli_cuda_lent lent) {
     const lli_cuda_cut cut = lli_cuda_cut_kept(room->problem, room->dz_cols, n_tokens, 0, lent);
     return (room->v_cols / kTileCols - cut.anchors / n_tokens) * code_bytes_of(n_tokens);

@@ -86,11 +86,13 @@ lli_cuda_cut lli_cuda_cut_kept(const lli_problem *problem, int64_t dz_cols, int6
                                int64_t code_bytes, lli_cuda_lent lent);
 /* The cut of a chunk of a call: code_bytes are those of one that may use grad_x for its copy of x. */
 lli_cuda_cut lli_cuda_cut_chunk(const lli_problem *problem, const lli_config *config, lli_cuda_lent lent);
-/* Where the exponentials of the chunk's first n_tokens rows go (fused.h, lli_cuda_kept): canonical tiles in
- * the memory of grad_w, so many bytes apart, and all that are kept. No tile in grad_w begins before its own
- * rows of it, so those may be written tile by tile. */
+/* Where the exponentials of the chunk's first n_tokens rows go (fused.h, lli_cuda_kept): ends of the
+ * canonical tiles in the memory of grad_x's sums, in that of grad_w behind row w_row and w_stride_bytes
+ * apart, and of all that are kept. No tile in grad_w begins before its own rows of it, so those may be
+ * written tile by tile; tiles in the sums are of the first block of dz, which is formed before the sums
+ * begin. */
 typedef struct lli_cuda_places {
-    int64_t w_tiles, n_tiles, w_stride_bytes;
+    int64_t sum_end, w_end, n_tiles, w_row, w_stride_bytes;
 } lli_cuda_places;
 lli_cuda_places lli_cuda_cut_places(const lli_problem *problem, const lli_cuda_cut *cut, int64_t n_tokens);
 

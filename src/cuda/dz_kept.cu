@@ -2,9 +2,10 @@
  * rows' coefficients are known. Bound by memory: 2 bytes in and 2 out a logit, 4 for a row and canonical
  * tile.
  *
- *   a block     16 rows, 16 canonical tiles: 1024 columns. Its 256 factors of rows and tiles are made while
- *               the exponentials are on their way
- *   a warp      8 of the rows, 4 of the tiles; a row of them at a time, 512 bytes
+ *   a block     8 rows, 16 canonical tiles: 1024 columns. Its 128 factors of rows and tiles are made while
+ *               the exponentials are on their way. Small, because a block loads, waits and writes: six of a
+ *               multiprocessor are at different places
+ *   a warp      four of the tiles; a row of them at a time, 512 bytes
  *   a lane      columns 8 j to 8 j + 7 of a tile: 4 bytes of what each lane of the quad kept, in sectors
  *               that its neighbours use up; it writes 16 bytes */
 #define LLI_CALLS /* core functions, which rows that are apart need: called, not in line */
@@ -13,16 +14,15 @@
 #include <cuda_bf16.h>
 
 enum {
-    kThreads = 256,
-    kRows = 16,
+    kThreads = 128,
+    kRows = 8,
     kTiles = 16,
     kWarpTiles = 4,
-    kWarpRows = 8,
     kGridRows = 65535 /* blocks that a grid has in its second dimension; more go to the third */
 };
 
 static_assert(kThreads == kRows * kTiles, "a thread makes a factor");
-static_assert(kThreads / 32 * kWarpTiles * kWarpRows == kRows * kTiles, "warps cover the block");
+static_assert(kThreads / 32 * kWarpTiles == kTiles, "warps cover the block");
 
 typedef struct kept_shared {
     dz_row rows[kRows];
@@ -62,7 +62,7 @@ static __device__ inline uint4 fast_eight(const dz_row *row, const dz_factor *fa
     return make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-static __global__ void __launch_bounds__(kThreads, 3)
+static __global__ void __launch_bounds__(kThreads, 6)
     kept_dz(const __grid_constant__ lli_cuda_kept kept, const __grid_constant__ lli_cuda_dz args) {
     __shared__ kept_shared shared;
     const int64_t first = ((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * kRows;
@@ -78,17 +78,15 @@ static __global__ void __launch_bounds__(kThreads, 3)
     if (first_tile + factor_tile < n_tiles && factor_row < n_rows) {
         anchor = kept.anchors[(of_all + factor_tile) * kept.n_rows + first + factor_row];
     }
-    const int warp = threadIdx.x / 32,
-              tile = warp % (kTiles / kWarpTiles) * kWarpTiles + threadIdx.x % 32 / 8;
-    const int row0 = warp / (kTiles / kWarpTiles) * kWarpRows, j = threadIdx.x % 8;
+    const int tile = threadIdx.x / 8, j = threadIdx.x % 8;
     const bool there = first_tile + tile < n_tiles;
-    const uint16_t *codes = there ? kept_tile(&kept, of_all + tile) + (first + row0) * kTileCols : NULL;
-    uint4 pairs[kWarpRows];
+    const uint16_t *codes = there ? kept_tile(&kept, of_all + tile) + first * kTileCols : NULL;
+    uint4 pairs[kRows];
 #pragma unroll
-    for (int r = 0; r < kWarpRows; r++) {
+    for (int r = 0; r < kRows; r++) {
         const uint32_t *from = (const uint32_t *)codes + r * (kTileCols / 2) + j;
         pairs[r] = make_uint4(0, 0, 0, 0);
-        if (there && row0 + r < n_rows) {
+        if (there && r < n_rows) {
             pairs[r] = make_uint4(__ldcs(from), __ldcs(from + 8), __ldcs(from + 16), __ldcs(from + 24));
         }
     }
@@ -98,15 +96,15 @@ static __global__ void __launch_bounds__(kThreads, 3)
     shared.anchors[factor_row][factor_tile] = anchor;
     __syncthreads(); /* and those for every warp */
     const int32_t column = (first_tile + tile) * kTileCols + 8 * j;
-    uint16_t *to = (uint16_t *)args.dz + (first + row0) * args.dz_ld + column;
+    uint16_t *to = (uint16_t *)args.dz + first * args.dz_ld + column;
 #pragma unroll
-    for (int r = 0; r < kWarpRows; r++, to += args.dz_ld) {
-        if (!there || row0 + r >= padded) break;
-        const dz_row *row = &shared.rows[row0 + r];
-        const dz_factor factor = shared.factors[row0 + r][tile];
+    for (int r = 0; r < kRows; r++, to += args.dz_ld) {
+        if (!there || r >= padded) break;
+        const dz_row *row = &shared.rows[r];
+        const dz_factor factor = shared.factors[r][tile];
         const int32_t target = row->target - column;
         *(uint4 *)to = row->apart || row->gamma != 0.0f
-                           ? slow_eight(row, &factor, shared.anchors[row0 + r][tile], pairs[r])
+                           ? slow_eight(row, &factor, shared.anchors[r][tile], pairs[r])
                            : fast_eight(row, &factor, pairs[r]);
         if ((uint32_t)target < 8) { /* by the same lane, so after it */
             const __nv_bfloat16 dz = __float2bfloat16_rn(row->target_dz);

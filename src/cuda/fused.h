@@ -39,18 +39,19 @@ typedef struct lli_cuda_slot {
 /* What a pass keeps of its logits for their gradients: 2^(z log2 e - k) in 16 bits (exp16.cuh), k the anchor
  * of the row and canonical tile. Canonical tile t of the chunk is [n_rows][64] codes,
  *
- *   t < w_tiles    at in_w + t w_stride: in the memory of grad_w, which is written behind them (gradient.c)
- *   t < n_tiles    at in_work + (t - w_tiles) n_rows 64: in the workspace
+ *   t < sum_end    at in_sum + t n_rows 64: in grad_x's f32 sums, which begin when these have been read
+ *   t < w_end      at in_w + (t - sum_end) w_stride: in grad_w, which is written behind them
+ *   t < n_tiles    at in_work + (t - w_end) n_rows 64: in the workspace
  *   from n_tiles   nowhere: the logits are formed again
  *
  * A row's 64 codes lie as a quad of lanes holds them: column 8 j + 2 q + e is number 16 q + 2 j + e. An
  * anchor is k, below 2^23 in magnitude; or, beyond the float formula, the bits of the tile's largest logit,
  * which then is what the exponentials are relative to (kept.cuh). */
 typedef struct lli_cuda_kept {
-    uint16_t *in_w, *in_work;
+    uint16_t *in_sum, *in_w, *in_work;
     int32_t *anchors; /* [n_tiles][n_rows] */
     int64_t w_stride; /* codes */
-    int32_t w_tiles, n_tiles;
+    int32_t sum_end, w_end, n_tiles;
     int64_t n_rows;
 } lli_cuda_kept;
 

@@ -379,11 +379,14 @@ static lli_cuda_run run_of_chunk(const lli_cuda_run *run, const lli_cuda_chunk *
 
 static lli_cuda_kept kept_of_chunk(const lli_cuda_run *run, int64_t n_tokens) {
     const lli_cuda_places places = lli_cuda_cut_places(run->problem, &run->cut, n_tokens);
-    return (lli_cuda_kept){.in_w = run->cut.lent.w ? run->call->args->grad_w.data : NULL,
+    const ll_view *grad_w = &run->call->args->grad_w;
+    return (lli_cuda_kept){.in_sum = (void *)run->pieces.acc_x,
+                           .in_w = run->cut.lent.w ? (void *)lli_row(grad_w, places.w_row) : NULL,
                            .in_work = run->pieces.codes,
                            .anchors = run->pieces.anchors,
                            .w_stride = places.w_stride_bytes / (int64_t)sizeof(uint16_t),
-                           .w_tiles = (int32_t)places.w_tiles,
+                           .sum_end = (int32_t)places.sum_end,
+                           .w_end = (int32_t)places.w_end,
                            .n_tiles = (int32_t)places.n_tiles,
                            .n_rows = n_tokens};
 }

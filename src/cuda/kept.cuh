@@ -35,8 +35,10 @@ static __device__ __noinline__ uint32_t exp16_of_wide(float z, float max) {
 
 /* Rows of the canonical tile; NULL: it is not kept. */
 static __device__ inline uint16_t *kept_tile(const lli_cuda_kept *kept, int32_t tile) {
-    if (tile < kept->w_tiles) return kept->in_w + tile * kept->w_stride;
-    return tile < kept->n_tiles ? kept->in_work + (tile - kept->w_tiles) * kept->n_rows * kTileCols : NULL;
+    const int64_t tile_codes = kept->n_rows * kTileCols;
+    if (tile < kept->sum_end) return kept->in_sum + tile * tile_codes;
+    if (tile < kept->w_end) return kept->in_w + (tile - kept->sum_end) * kept->w_stride;
+    return tile < kept->n_tiles ? kept->in_work + (tile - kept->w_end) * tile_codes : NULL;
 }
 
 /* Where in its row the code of column c, 0 to 63, is. */

@@ -40,15 +40,18 @@ static void assert_places(const lli_problem *p, const lli_cuda_cut *cut, int64_t
     const lli_cuda_places at = lli_cuda_cut_places(p, cut, n);
     const int64_t tile_bytes = n * kTileCols * 2,
                   row_bytes = p->n_hidden * (p->grad_w_dtype == LL_DTYPE_F32 ? 4 : 2);
-    assert_true(0 <= at.w_tiles && at.w_tiles <= at.n_tiles);
+    assert_true(0 <= at.sum_end && at.sum_end <= at.w_end && at.w_end <= at.n_tiles);
     assert_true(at.n_tiles * kTileCols <= cut->v_cols && at.n_tiles * n <= cut->anchors);
+    /* in the sums of grad_x, which the first product begins */
+    assert_true(at.sum_end * tile_bytes <= cut->acc_tokens * cut->d_padded * 4);
+    assert_true(at.sum_end * kTileCols <= cut->dz_cols);
     /* in grad_w: one behind the other, none before its own rows, none beyond the last row */
-    for (int64_t t = 0; t < at.w_tiles; t++) {
-        const int64_t begin = t * at.w_stride_bytes;
+    for (int64_t t = at.sum_end; t < at.w_end; t++) {
+        const int64_t begin = at.w_row * row_bytes + (t - at.sum_end) * at.w_stride_bytes;
         assert_true(cut->lent.w && at.w_stride_bytes >= tile_bytes && begin % 16 == 0);
         assert_true(begin >= t * kTileCols * row_bytes && begin + tile_bytes <= p->v_local * row_bytes);
     }
-    assert_true((at.n_tiles - at.w_tiles) * tile_bytes <= cut->code_bytes);
+    assert_true((at.n_tiles - at.w_end) * tile_bytes <= cut->code_bytes);
 }
 
 static void assert_legal(const lli_problem *p, const lli_config *c) {
