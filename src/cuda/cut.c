@@ -129,10 +129,6 @@ static int64_t tile_w_bytes(const lli_problem *p) {
     return kTileCols * p->n_hidden * (int64_t)lli_dtype_bytes(p->grad_w_dtype);
 }
 
-static int64_t columns_of(const lli_problem *p) {
-    return lli_max(0, lli_min(p->v_local, p->v_total));
-}
-
 /* All that would fit, code_bytes of them in the workspace. */
 static lli_cuda_places places_of(const lli_problem *p, const lli_cuda_cut *cut, int64_t n_tokens) {
     const int64_t tiles = cut->v_cols / kTileCols, codes = code_bytes_of(n_tokens);
@@ -143,9 +139,9 @@ static lli_cuda_places places_of(const lli_problem *p, const lli_cuda_cut *cut, 
     places.w_end = places.sum_end;
     places.w_row = places.sum_end * kTileCols;
     if (cut->lent.w && cut->want_w) {
-        const int64_t room = columns_of(p) * (tile_w_bytes(p) / kTileCols) - places.sum_end * tile_w_bytes(p);
+        const int64_t room = lli_max(0, cut->v - places.w_row) * (tile_w_bytes(p) / kTileCols);
         places.w_stride_bytes = lli_max(tile_w_bytes(p), codes);
-        places.w_end = lli_min(tiles, places.sum_end + lli_max(0, room) / places.w_stride_bytes);
+        places.w_end = lli_min(tiles, places.sum_end + room / places.w_stride_bytes);
     }
     places.n_tiles = lli_min(tiles, places.w_end + cut->code_bytes / codes);
     return places;
