@@ -3,9 +3,10 @@
  *   forward       chunks of tokens outside; inside, blocks of columns whose f32 logits stay in the L2 cache
  *   one pass      chunks of tokens; the f32 logits of a chunk are kept for `kept_cols` columns and formed
  *                 again for the rest: 3 GEMMs and a part of a fourth
- *   exponentials  chunks of tokens; those of a chunk are kept (fused.h), in the workspace and, of the first
- *                 chunk, in the memory of grad_w; the logits of what is not kept are formed again: 3 GEMMs,
- *                 or a part of a fourth where a narrow grad_w wants all tokens in one chunk
+ *   exponentials  chunks of tokens; those of a chunk are kept (fused.h), in the memory of grad_x's sums,
+ *                 in the workspace and, of the first chunk, in the memory of grad_w; the logits of what is
+ *                 not kept are formed again: 3 GEMMs, or a part of a fourth where a narrow grad_w wants all
+ *                 tokens in one chunk
  *   recompute     blocks of dz_cols columns and chunks of tokens, either outside; a block's logits are
  *                 formed and turned into dz in pieces that stay in the L2 cache
  *
