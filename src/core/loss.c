@@ -61,22 +61,30 @@ LLI_SHARED void lli_row_loss(const lli_loss_terms *terms, const lli_row_result *
     *z_loss = masked(scale, z);
 }
 
-LLI_SHARED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const lli_row_result *row,
-                                             int64_t i, int64_t y, lli_target_terms *target) {
+LLI_WAITED lli_row_upstream lli_row_upstream_of(const lli_loss_terms *terms, const lli_row_result *row,
+                                                int64_t i, int64_t y) {
     const ll_linear_ce_args *args = terms->args;
-    double up_loss = 0.0, cw = class_weight(terms, y);
+    lli_row_upstream up = {
+        .nll = args->up_nll ? (double)args->up_nll[i] : 0.0,
+        .lse = args->up_lse ? (double)args->up_lse[i] : 0.0,
+        .entropy = args->up_entropy ? (double)args->up_entropy[i] : 0.0,
+        .class_weight = class_weight(terms, y),
+    };
     if (args->up_loss) {
-        up_loss = args->up_loss[terms->reduction == LL_REDUCTION_NONE ? i : 0] * terms->inv_divisor;
-        up_loss = masked(up_loss, token_scale(terms, row, i));
+        up.loss = args->up_loss[terms->reduction == LL_REDUCTION_NONE ? i : 0] * terms->inv_divisor;
+        up.loss = masked(up.loss, token_scale(terms, row, i));
     }
-    double up_nll = args->up_nll ? (double)args->up_nll[i] : 0.0;
-    double up_lse = args->up_lse ? (double)args->up_lse[i] : 0.0;
-    double gamma = args->up_entropy ? (double)args->up_entropy[i] : 0.0;
-    double delta = up_nll + masked(up_loss, terms->hard * cw);
+    return up;
+}
+
+LLI_WAITED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const lli_row_upstream *up,
+                                             const lli_row_result *row, lli_target_terms *target) {
+    double up_loss = up->loss, gamma = up->entropy;
+    double delta = up->nll + masked(up_loss, terms->hard * up->class_weight);
     double epsilon = masked(up_loss, terms->soft);
     /* alpha - delta, kept apart so that the target's dz needs no difference of the two */
-    double rest =
-        up_lse + masked(epsilon, terms->class_total) + masked(up_loss, 2.0 * masked(terms->z_loss, row->lse));
+    double rest = up->lse + masked(epsilon, terms->class_total) +
+                  masked(up_loss, 2.0 * masked(terms->z_loss, row->lse));
     double bits = row->lse * LLI_LOG2E, k = rint(bits);
     lli_row_grad grad = {
         .alpha = (float)(delta + rest),
@@ -91,7 +99,7 @@ LLI_SHARED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const 
         grad.k = (float)k;
         grad.fraction = (float)(bits - k);
     }
-    *target = (lli_target_terms){delta, rest, gamma, masked(epsilon, cw)};
+    *target = (lli_target_terms){delta, rest, gamma, masked(epsilon, up->class_weight)};
     return grad;
 }
 
@@ -104,7 +112,8 @@ LLI_SHARED float lli_row_target_dz(const lli_target_terms *terms, const lli_row_
 LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
                                          int64_t y) {
     lli_target_terms target;
-    lli_row_grad grad = lli_row_coefficients(terms, row, i, y, &target);
+    const lli_row_upstream up = lli_row_upstream_of(terms, row, i, y);
+    lli_row_grad grad = lli_row_coefficients(terms, &up, row, &target);
     if (target.delta != 0.0) {
         grad.has_target = 1;
         grad.target_dz = lli_row_target_dz(&target, row);

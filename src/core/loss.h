@@ -69,9 +69,16 @@ typedef struct lli_target_terms {
 LLI_SHARED lli_row_grad lli_row_gradient(const lli_loss_terms *terms, const lli_row_result *row, int64_t i,
                                          int64_t y);
 
-/* The same in two steps: all but the target's dz, which alone needs row->nll unless tokens are scaled. */
-LLI_SHARED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const lli_row_result *row,
-                                             int64_t i, int64_t y, lli_target_terms *target);
+/* The same in three steps: what comes from above, for which row->nll is looked at if tokens are scaled, and
+ * nothing else of the row; then all but the target's dz, for which nll is not needed; then that. */
+typedef struct lli_row_upstream {
+    double loss; /* G */
+    double nll, lse, entropy, class_weight;
+} lli_row_upstream;
+LLI_WAITED lli_row_upstream lli_row_upstream_of(const lli_loss_terms *terms, const lli_row_result *row,
+                                                int64_t i, int64_t y);
+LLI_WAITED lli_row_grad lli_row_coefficients(const lli_loss_terms *terms, const lli_row_upstream *up,
+                                             const lli_row_result *row, lli_target_terms *target);
 LLI_SHARED float lli_row_target_dz(const lli_target_terms *terms, const lli_row_result *row);
 
 /* dz_v of a wide row for one logit z (not the target's when has_target). */

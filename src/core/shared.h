@@ -9,14 +9,17 @@
 /* Of a kernel that would outgrow the instruction cache with these functions in line wherever they are used.
  */
 #define LLI_SHARED static __device__ __noinline__
+#define LLI_WAITED static __device__ inline /* but for these: others wait for them */
 #define LLI_LOCAL  static __device__
 #define LLI_MATH   static __device__ __noinline__
 #elif defined(__CUDACC__)
 #define LLI_SHARED static __device__ /* with a prototype in the header */
+#define LLI_WAITED LLI_SHARED
 #define LLI_LOCAL  static __device__ /* of one file */
 #define LLI_MATH   static __device__ inline
 #else
 #define LLI_SHARED
+#define LLI_WAITED
 #define LLI_LOCAL static
 #define LLI_MATH  static inline
 #endif

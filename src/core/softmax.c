@@ -54,13 +54,7 @@ LLI_SHARED void lli_softmax_merge(lli_softmax *row, const lli_softmax *other) {
 }
 
 LLI_SHARED void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u) {
-    int32_t shift = k & 31, top = (k - shift) / 32;
-    u += (32 - shift) * s; /* now relative to 32 (top + 1) */
-    lli_softmax tile = {
-        .s = {0, (int64_t)(((uint64_t)s << shift) & 0xffffffffu), s >> (32 - shift)},
-        .u = {0, (int64_t)(((uint64_t)u << shift) & 0xffffffffu), u >> (32 - shift)},
-        .top = top,
-    };
+    const lli_softmax tile = lli_softmax_of_tile(k, s, u);
     lli_softmax_merge(row, &tile);
 }
 
@@ -146,7 +140,7 @@ LLI_LOCAL double limbs(const int64_t x[3]) {
     return (double)(((u128)(uint64_t)x[2] << 64) + ((u128)(uint64_t)x[1] << 32) + (u128)(uint64_t)x[0]);
 }
 
-LLI_SHARED double lli_softmax_lse(const lli_softmax *row) {
+LLI_WAITED double lli_softmax_lse(const lli_softmax *row) {
     if (row->top == LLI_TOP_EMPTY) return -INFINITY;
     if (row->top == LLI_TOP_NAN) return NAN;
     if (is_wide(row->top)) return wide_logit(row->top) + lli_log((double)row->s[2]);

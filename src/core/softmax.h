@@ -63,7 +63,16 @@ LLI_LOCAL inline void lli_softmax_clear(lli_softmax *row) {
     *row = (lli_softmax){.top = LLI_TOP_EMPTY};
 }
 
-/* row += a tile of the float formula. */
+/* A tile of the float formula as a row of its own, and row += it. */
+LLI_LOCAL inline lli_softmax lli_softmax_of_tile(int32_t k, int64_t s, int64_t u) {
+    const int32_t shift = k & 31;
+    u += (32 - shift) * s; /* now relative to 32 (top + 1) */
+    return (lli_softmax){
+        .s = {0, (int64_t)(((uint64_t)s << shift) & 0xffffffffu), s >> (32 - shift)},
+        .u = {0, (int64_t)(((uint64_t)u << shift) & 0xffffffffu), u >> (32 - shift)},
+        .top = (k - shift) / 32,
+    };
+}
 LLI_SHARED void lli_softmax_add(lli_softmax *row, int32_t k, int64_t s, int64_t u);
 /* The same, without a call where the window hangs at the tile's own limb already: nearly always, since a limb
  * is 22 nats wide. */
@@ -103,7 +112,7 @@ LLI_SHARED float lli_softmax_key_value(int32_t key);
 LLI_SHARED void lli_softmax_raise(lli_softmax *row, int32_t top);
 
 /* ln sum exp z (-inf when empty) and the entropy in nats (>= 0); NaN for a NaN row. */
-LLI_SHARED double lli_softmax_lse(const lli_softmax *row);
+LLI_WAITED double lli_softmax_lse(const lli_softmax *row);
 LLI_SHARED double lli_softmax_entropy(const lli_softmax *row);
 
 #endif

@@ -76,14 +76,14 @@ bool lli_cuda_takes(const lli_problem *problem, char *why, size_t why_bytes) {
     return true;
 }
 
-const char *lli_cuda_numerics(const char *prefix) {
+const char *lli_cuda_numerics(const char *prefix, int32_t version) {
     static _Thread_local char text[32];
     int32_t device, arch = 0;
     char why[160];
     if (lli_cuda_here(why, sizeof why, &device, &arch)) {
-        snprintf(text, sizeof text, "%s-sm%d-v1", prefix, arch);
+        snprintf(text, sizeof text, "%s-sm%d-v%d", prefix, arch, version);
     } else {
-        snprintf(text, sizeof text, "%s-v1", prefix);
+        snprintf(text, sizeof text, "%s-v%d", prefix, version);
     }
     return text;
 }

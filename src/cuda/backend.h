@@ -17,9 +17,9 @@ bool lli_cuda_here(char *why, size_t why_bytes, int32_t *device, int32_t *arch);
 bool lli_cuda_machine_ok(char *why, size_t why_bytes);
 /* False and a sentence for more tokens than fit a grid. */
 bool lli_cuda_takes(const lli_problem *problem, char *why, size_t why_bytes);
-/* "<prefix>-sm<capability>-v1" of the current device, "<prefix>-v1" without one. Until this thread's next
- * call. */
-const char *lli_cuda_numerics(const char *prefix);
+/* "<prefix>-sm<capability>-v<version>" of the current device, "<prefix>-v<version>" without one. Until this
+ * thread's next call. */
+const char *lli_cuda_numerics(const char *prefix, int32_t version);
 /* queue(context) with `device` current, whatever the caller's is, which comes back. */
 ll_status lli_cuda_on_device(int32_t device, const char *pass, ll_status (*queue)(const void *context),
                              const void *context);

@@ -21,8 +21,9 @@ typedef struct lli_cuda_ce_shape {
     int32_t blocks; /* that run at once on the device */
 } lli_cuda_ce_shape;
 
-/* ce_rows.cu: forward, and the gradient too where grad.data is set, with each logit read once. Logits and
- * gradient have their rows on 16 bytes; no label smoothing. */
+/* ce_rows.cu: the rows' statistics into row.rows, and the gradient too where grad.data is set, but for the
+ * targets' entries, with each logit read once. Logits and gradient have their rows on 16 bytes; no label
+ * smoothing. */
 LLI_C int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_ce_shape *shape,
                                   cudaStream_t stream);
 /* The shape for rows of v columns on the current device, with its kernels loaded and their limits set. */
@@ -32,6 +33,8 @@ LLI_C int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *sha
 LLI_C int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream);
 /* ce_dz.cu: the gradient of any rows from row.grads. */
 LLI_C int lli_cuda_ce_dz_launch(const lli_cuda_ce *args, cudaStream_t stream);
+/* The targets' entries alone, from row.grads. */
+LLI_C int lli_cuda_ce_targets_launch(const lli_cuda_ce *args, cudaStream_t stream);
 
 /* True if every row starts on 16 bytes. */
 static inline bool lli_cuda_on_16_bytes(const ll_view *view) {

@@ -7,7 +7,7 @@
  *
  * Calls whose rows do not start on 16 bytes, or with label smoothing, go another way, to the same bits:
  * chunks of tokens: statistics (ce_stats.cu) -> finish, then the gradient of all rows. So do all calls over
- * ranks, with an exchange (ce_exchange.cu) before finish. numerics "ce-cuda-sm<arch>-v1": docs/cuda-ce.md. */
+ * ranks, with an exchange (ce_exchange.cu) before finish. numerics "ce-cuda-sm<arch>-v2": docs/cuda-ce.md. */
 #include "core/dtype.h"
 #include "core/integers.h"
 #include "core/workspace.h"
@@ -20,7 +20,8 @@
 #include <stdlib.h>
 
 enum {
-    kChunkTokens = 4096, /* of statistics that wait for being finished */
+    kChunkTokens = 65536, /* of statistics that wait for being finished */
+    kRanksTokens = 4096,  /* likewise, where ranks exchange them */
     kLeastTokens = 128,
     kPartCols = 8192, /* of a step of ce_stats.cu */
     kPartsInFlight = 1056
@@ -118,7 +119,8 @@ static size_t workspace(const lli_kernel *kernel, const lli_problem *problem, co
 
 static ll_status configure(const lli_kernel *kernel, const lli_problem *problem, const lli_config *agreed,
                            lli_config *config) {
-    *config = (lli_config){.forward_tokens = lli_min(lli_max(1, problem->n_tokens_max), kChunkTokens)};
+    const int64_t most = problem->in_group ? kRanksTokens : kChunkTokens;
+    *config = (lli_config){.forward_tokens = lli_min(lli_max(1, problem->n_tokens_max), most)};
     if (agreed) config->forward_tokens = agreed->forward_tokens;
     const size_t budget = problem->budget_bytes;
     while (budget && !agreed && config->forward_tokens > kLeastTokens &&
@@ -223,6 +225,22 @@ static ll_status end_call(const ce_run *run) {
 static bool on_chip(const ce_run *run) {
     return !run->args.row.smoothing && lli_cuda_on_16_bytes(&run->args.logits) &&
            (!run->args.grad.data || lli_cuda_on_16_bytes(&run->args.grad));
+}
+
+/* Row results and gradients with each logit read once, by chunks of tokens. */
+static ll_status chunks_on_chip(const ce_run *run) {
+    const int64_t n = run->call->n_tokens;
+    for (int64_t first = 0; first < n; first += run->config->forward_tokens) {
+        lli_cuda_ce args = run->args;
+        args.row.first = first;
+        args.row.n_rows = args.row.row_stride = lli_min(run->config->forward_tokens, n - first);
+        args.row.parts = 1;
+        LAUNCH(run, "rows on the chip", lli_cuda_ce_rows_launch(&args, &run->device->shape, run->stream));
+        LAUNCH(run, "finishing rows", lli_cuda_finish_launch(&args.row, run->stream));
+        if (args.grad.data)
+            LAUNCH(run, "gradients of targets", lli_cuda_ce_targets_launch(&args, run->stream));
+    }
+    return LL_STATUS_OK;
 }
 
 /* Row results, and the coefficients of their gradients, by chunks of tokens. */
@@ -367,8 +385,7 @@ static ll_status queue(const void *context) {
         LAUNCH(run, "preparing gradients", lli_cuda_prepare_launch(&run->args.row, run->stream));
         LAUNCH(run, "the gradient", lli_cuda_ce_dz_launch(&run->args, run->stream));
     } else if (on_chip(run)) {
-        LAUNCH(run, "rows on the chip",
-               lli_cuda_ce_rows_launch(&run->args, &run->device->shape, run->stream));
+        LLI_TRY(chunks_on_chip(run));
     } else {
         LLI_TRY(chunks(run));
         if (run->args.grad.data) LAUNCH(run, "the gradient", lli_cuda_ce_dz_launch(&run->args, run->stream));
@@ -384,7 +401,7 @@ static ll_status run(const ll_plan *plan, const lli_call *call) {
 /* ---- The records -------------------------------------------------------------------------------- */
 
 static const char *numerics_here(void) {
-    return lli_cuda_numerics("ce-cuda");
+    return lli_cuda_numerics("ce-cuda", 2);
 }
 
 static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {

@@ -114,6 +114,22 @@ static __global__ void __launch_bounds__(kThreads)
     for (int64_t v = zeros + threadIdx.x; v < stop; v += kThreads) put_element(to, args.grad.dtype, v, 0.0f);
 }
 
+/* The targets' entries, which ce_rows.cu leaves out: their logits are still where they were, in place too. */
+static __global__ void __launch_bounds__(kThreads) targets(const __grid_constant__ lli_cuda_ce args) {
+    const int64_t r = (int64_t)blockIdx.x * kThreads + threadIdx.x, i = args.row.first + r;
+    if (r >= args.row.n_rows) return;
+    const int64_t y = target_of(&args.row.targets, i);
+    const lli_row_grad *grad = &args.row.grads[i].row;
+    if (y < 0 || !grad->has_target) return;
+    const int64_t bytes = args.logits.dtype == LL_DTYPE_F32 ? 4 : 2,
+                  out_bytes = args.grad.dtype == LL_DTYPE_F32 ? 4 : 2;
+    const char *from = (const char *)args.logits.data + i * args.logits.row_stride * bytes;
+    char *to = (char *)args.grad.data + i * args.grad.row_stride * out_bytes;
+    put_element(
+        to, args.grad.dtype, y,
+        target_gradient(&args.row.transform, grad->target_dz, element_at(from, args.logits.dtype, y)));
+}
+
 typedef void dz_kernel(const lli_cuda_ce, int32_t);
 
 static dz_kernel *kernel_for(int32_t dtype, bool plain) {
@@ -129,10 +145,15 @@ extern "C" int lli_cuda_ce_dz_launch(const lli_cuda_ce *args, cudaStream_t strea
                   *args, aligned);
 }
 
+extern "C" int lli_cuda_ce_targets_launch(const lli_cuda_ce *args, cudaStream_t stream) {
+    return launch(targets, dim3((unsigned)blocks_for(args->row.n_rows, kThreads)), dim3(kThreads), 0, stream,
+                  *args);
+}
+
 extern "C" int lli_cuda_load_ce_dz(void) {
     static const int32_t dtypes[] = {LL_DTYPE_F32, LL_DTYPE_BF16, LL_DTYPE_F16};
     cudaFuncAttributes a;
-    int status = 0;
+    int status = (int)cudaFuncGetAttributes(&a, targets);
     for (int i = 0; i < 6 && !status; i++) {
         status = (int)cudaFuncGetAttributes(&a, kernel_for(dtypes[i / 2], i % 2));
     }

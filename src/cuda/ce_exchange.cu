@@ -14,8 +14,8 @@ static __device__ void ce_tile_sums(const float *z, int n, float zmax, int64_t *
     const float k = lli_softmax_anchor(zmax);
     column_sums<__nv_bfloat16, true> sums;
     for (int v = 0; v < n; v++) sums.add(z[v], -k);
-    *s = sums.s(n);
-    *u = sums.u(n);
+    *s = sums.s();
+    *u = sums.u();
 }
 
 #define LLI_TILE_SUMS ce_tile_sums

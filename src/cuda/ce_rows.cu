@@ -5,8 +5,10 @@
  *   a step        4096 bytes of a row, 32 or 16 canonical tiles; step s belongs to tile warp s % warps
  *   tile warp     statistics of its steps, ascending, a lane a tile (f32: two lanes); then, once the row's
  *                 coefficients are there, the gradient of its steps, descending
- *   finish warp   the target's tile meanwhile; then the row's softmax from all warps' records, in double, and
- *                 the coefficients of its gradient; then its results (ce_finish_warp.cuh)
+ *   finish warp   the target's tile meanwhile; then, from all warps' records, the row's lse in double and the
+ *                 coefficients of its gradient (ce_finish_warp.cuh)
+ *
+ * What it leaves is each row's integer sums, for finish.cu, and the gradient without the targets' entries.
  *
  * A tile warp has `slots` steps in shared memory, and loads for itself by asynchronous copies:
  *
@@ -22,8 +24,9 @@
  *
  * Sums are integers, so neither lanes, warps nor their order show in a bit. Ignored rows are not read.
  *
- * Bank conflicts: neighbouring lanes' tiles are 128 bytes apart, so each lane starts to read at another
- * 16-byte piece of its part and goes round. */
+ * Bank conflicts: neighbouring lanes' tiles are 128 bytes apart, so lane l reads the 16-byte pieces of its
+ * part in the order q xor l. The loops are what the kernel's time is made of: 12 instructions a logit in all.
+ */
 #define LLI_CALLS /* core/shared.h: before anything includes it */
 #include "cuda/ce_finish_warp.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -32,7 +35,7 @@ enum {
     kStepBytes = 4096,
     kPieces = 8,       /* of 16 bytes, a lane's of a step */
     kStepPieces = 256, /* all lanes' */
-    kMostSlots = 4
+    kMostSlots = 6
 };
 
 template <typename E> struct step_of {
@@ -43,37 +46,118 @@ template <typename E> struct step_of {
     };
 };
 
+/* A lane's sums of its tiles: lli_softmax, but for u where nobody asks for the entropy: registers are what
+ * this kernel has fewest of. */
+template <bool kEntropy> struct lane_sums {
+    int64_t s[3], u[kEntropy ? 3 : 1];
+    int32_t top;
+
+    __device__ inline lli_softmax whole() const {
+        lli_softmax row = {.top = top};
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            row.s[i] = s[i];
+            if (kEntropy) row.u[i] = u[i];
+        }
+        return row;
+    }
+    __device__ inline void set(const lli_softmax &row) {
+#pragma unroll
+        for (int i = 0; i < 3; i++) {
+            s[i] = row.s[i];
+            if (kEntropy) u[i] = row.u[i];
+        }
+        top = row.top;
+    }
+    /* Hangs the window one limb higher (core/softmax.c). */
+    __device__ inline void hang_higher() {
+        s[0] = s[1];
+        s[1] = s[2];
+        s[2] = 0;
+        if (!kEntropy) return;
+        u[0] = u[1] + 32 * s[0];
+        u[1] = u[2] + 32 * s[1];
+        u[2] = 0;
+    }
+    /* A tile of the float formula: lli_softmax_add without calls, whose arguments would lie in memory. */
+    __device__ inline void add_tile(int32_t k, int64_t tile_s, int64_t tile_u) {
+        const int32_t shift = k & 31, tile_top = (k - shift) / 32;
+        int32_t drop = 0; /* limbs by which the tile hangs lower than the row */
+        if (top != tile_top) {
+            if (top == LLI_TOP_NAN) return;
+            if (top != LLI_TOP_EMPTY) {
+                for (int32_t n = tile_top - top < 3 ? tile_top - top : 3; n > 0; n--) hang_higher();
+                drop = top > tile_top ? top - tile_top : 0;
+            }
+            top = top > tile_top ? top : tile_top;
+        }
+        const int64_t low = (int64_t)(((uint64_t)tile_s << shift) & 0xffffffffu),
+                      high = tile_s >> (32 - shift);
+        if (kEntropy) tile_u += (32 - shift) * tile_s;
+        const int64_t u_low = (int64_t)(((uint64_t)tile_u << shift) & 0xffffffffu) + 32 * drop * low,
+                      u_high = (tile_u >> (32 - shift)) + 32 * drop * high;
+        if (drop == 0) {
+            s[1] += low;
+            s[2] += high;
+            if (kEntropy) u[1] += u_low, u[2] += u_high;
+        } else if (drop == 1) {
+            s[0] += low;
+            s[1] += high;
+            if (kEntropy) u[0] += u_low, u[1] += u_high;
+        } else if (drop == 2) {
+            s[0] += high;
+            if (kEntropy) u[0] += u_high;
+        }
+    }
+};
+
+/* What a lane finds in a row. */
+template <bool kEntropy> struct lane_state {
+    lane_sums<kEntropy> sums;
+    float max;
+    int32_t tile; /* the first with that maximum; -1: none */
+};
+
 /* ---- A warp's steps ----------------------------------------------------------------------------- */
 
-/* The steps of a tile warp: which there are, and where they lie while it works on them. */
+/* The steps of a tile warp: which there are, and where they lie. A walker goes from slot to slot, round and
+ * round, and turns back where a row's gradient begins. */
 typedef struct warp_steps {
     int32_t first, stride, count; /* in a row */
     int32_t slots;
-    int32_t turn, mirrored; /* of the row at work: step k lies in slot (k + turn) % slots, or mirrored */
+    int32_t slot, direction; /* of the walker; 1 or -1 */
     uint4 *memory;
 } warp_steps;
 
-static __device__ inline int32_t slot_of(const warp_steps *steps, int32_t k) {
-    const int32_t slot = (k + steps->turn) % steps->slots;
-    return steps->mirrored ? steps->slots - 1 - slot : slot;
+static __device__ inline void walk(warp_steps *steps, int32_t direction) {
+    const int32_t slot = steps->slot + direction;
+    steps->slot = slot == steps->slots ? 0 : slot < 0 ? steps->slots - 1 : slot;
+}
+
+static __device__ inline uint4 *slot_at(const warp_steps *steps) {
+    return steps->memory + steps->slot * kStepPieces;
+}
+
+static __device__ inline const char *row_at(const lli_cuda_ce *args, int64_t i, int64_t element_bytes) {
+    return (const char *)args->logits.data + i * args->logits.row_stride * element_bytes;
 }
 
 /* Asks for step k of a row, into a slot. */
 template <typename E>
-static __device__ inline void load_step(const lli_cuda_ce *args, const warp_steps *steps, int64_t i,
-                                        int32_t k, int32_t slot) {
-    const int64_t at = (int64_t)(steps->first + k * steps->stride) * kStepBytes + lane_of() * 16;
-    const char *from =
-        (const char *)args->logits.data + i * args->logits.row_stride * (int64_t)sizeof(E) + at;
-    const int64_t left = args->v * (int64_t)sizeof(E) - at;
-    const uint32_t to = (uint32_t)__cvta_generic_to_shared(steps->memory + slot * kStepPieces + lane_of());
+static __device__ inline void load_step(const lli_cuda_ce *args, const warp_steps *steps, const char *row,
+                                        int32_t k, uint4 *slot) {
+    const int32_t at = (steps->first + k * steps->stride) * kStepBytes + lane_of() * 16;
+    const int32_t left = (int32_t)args->v * (int32_t)sizeof(E) - at;
+    const char *from = row + at;
+    const uint32_t to = (uint32_t)__cvta_generic_to_shared(slot + lane_of());
     if (left >= kStepBytes) { /* of every lane */
 #pragma unroll
         for (int p = 0; p < kPieces; p++) ptx_cp_async_cg_16(to + p * 512, from + p * 512, 16);
         return;
     }
+#pragma unroll 1
     for (int p = 0; p < kPieces; p++) {
-        const int64_t bytes = left - p * 512;
+        const int32_t bytes = left - p * 512;
         if (bytes > 0) ptx_cp_async_cg_16(to + p * 512, from + p * 512, bytes < 16 ? (uint32_t)bytes : 16u);
     }
 }
@@ -86,6 +170,10 @@ static __device__ inline void await_step(int32_t slots) {
         ptx_cp_async_wait_group<1>();
     } else if (slots == 3) {
         ptx_cp_async_wait_group<2>();
+    } else if (slots == 4) {
+        ptx_cp_async_wait_group<3>();
+    } else if (slots == 5) {
+        ptx_cp_async_wait_group<4>();
     } else {
         ptx_cp_async_wait_group<kMostSlots - 1>();
     }
@@ -94,17 +182,26 @@ static __device__ inline void await_step(int32_t slots) {
 
 /* ---- Statistics --------------------------------------------------------------------------------- */
 
-/* `pieces` pieces of a step from shared memory, the first being `start`, going round; columns from `left` on
- * are -inf. */
+/* -inf in the columns from `left` on of a row's last step. All lanes. */
+template <typename E> static __device__ __noinline__ void end_step(uint4 *step, int32_t left) {
+    enum { kCount = piece_of<E>::kCount };
+    const uint32_t pair = piece_of<E>::kMinusInfinity;
+    for (int q = lane_of(); q < kStepPieces; q += 32) {
+        if (q * kCount >= left) step[q] = make_uint4(pair, pair, pair, pair);
+    }
+    const int32_t c = left + lane_of();
+    if (c < (left + kCount - 1) / kCount * kCount) put_element(step, piece_of<E>::kDtype, c, -INFINITY);
+    __syncwarp(); /* before other lanes read it */
+}
+
+/* `pieces` pieces of a tile from shared memory; columns from `left` on are -inf, transformed or not. */
 template <typename E, bool kPlain> struct slot_columns {
     const uint4 *from;
-    int32_t pieces, start;
-    int64_t left;
+    int32_t left;
     const lli_cuda_transform *transform;
 
-    __device__ inline void operator()(int q, float *z) const {
+    __device__ inline void operator()(int piece, float *z) const {
         enum { kCount = piece_of<E>::kCount };
-        const int32_t piece = (q + start) & (pieces - 1);
         piece_of<E>::widen(from[piece], z);
         if (!kPlain) {
             float slope;
@@ -124,7 +221,7 @@ template <typename E> static __device__ inline float part_max(const uint4 *from,
     uint4 m = from[start];
 #pragma unroll
     for (int q = 1; q < kPieces; q++) {
-        const uint4 x = from[(q + start) & (kPieces - 1)];
+        const uint4 x = from[q ^ start];
         m.x = piece_of<E>::max2(m.x, x.x);
         m.y = piece_of<E>::max2(m.y, x.y);
         m.z = piece_of<E>::max2(m.z, x.z);
@@ -147,25 +244,23 @@ static __device__ __noinline__ lli_softmax with_wide_tile(lli_softmax row, slot_
 
 /* The statistics of a step whose first column is c0; the tile of target y is left to the finish warp. */
 template <typename E, bool kEntropy, bool kPlain>
-static __device__ inline void gather_step(const lli_cuda_ce *args, const uint4 *step, int64_t c0, int64_t y,
-                                          tile_record *state) {
+static __device__ inline void gather_step(const lli_cuda_ce *args, const uint4 *step, int32_t c0, int32_t y,
+                                          lane_state<kEntropy> *state) {
     enum {
         kCount = piece_of<E>::kCount,
-        kCols = step_of<E>::kCols,
         kLaneCols = step_of<E>::kLaneCols,
         kTileLanes = step_of<E>::kTileLanes
     };
-    const int32_t lane = lane_of();
-    const int64_t c = c0 + lane * kLaneCols;
-    const slot_columns<E, kPlain> part = {step + lane * kPieces, kPieces, lane & (kPieces - 1), args->v - c,
-                                          &args->row.transform};
-    const bool whole = c0 + kCols <= args->v;
-    float zmax = kPlain && whole ? part_max<E>(part.from, part.start) : -INFINITY;
-    if (!kPlain || !whole) {
+    const int32_t lane = lane_of(), start = lane & (kPieces - 1);
+    const int32_t c = c0 + lane * kLaneCols, v = (int32_t)args->v;
+    const uint4 *from = step + lane * kPieces;
+    const slot_columns<E, kPlain> part = {from, v - c, &args->row.transform};
+    float zmax = kPlain ? part_max<E>(from, start) : -INFINITY;
+    if (!kPlain) {
 #pragma unroll 1
         for (int q = 0; q < kPieces; q++) {
             float z[kCount];
-            part(q, z);
+            part(q ^ start, z);
 #pragma unroll
             for (int j = 0; j < kCount; j++) zmax = ptx_max_nan_f32(zmax, z[j]);
         }
@@ -176,95 +271,102 @@ static __device__ inline void gather_step(const lli_cuda_ce *args, const uint4 *
     }
     const float k = is_plain_max(zmax) ? lli_softmax_anchor(zmax) : 0.0f;
     column_sums<E, kEntropy> sums;
-    if (whole) {
-#pragma unroll 2
-        for (int q = 0; q < kPieces; q++) {
-            float z[kCount];
-            if (kPlain) {
-                piece_of<E>::widen(part.from[(q + part.start) & (kPieces - 1)], z);
-            } else {
-                part(q, z);
-            }
-#pragma unroll
-            for (int j = 0; j < kCount; j++) sums.add(z[j], -k);
+#pragma unroll(kPlain ? 2 : 1)
+    for (int q = 0; q < kPieces; q++) {
+        float z[kCount];
+        if (kPlain) {
+            piece_of<E>::widen(from[q ^ start], z);
+        } else {
+            part(q ^ start, z);
         }
-    } else {
-#pragma unroll 1
-        for (int q = 0; q < kPieces; q++) {
-            float z[kCount];
-            part(q, z);
 #pragma unroll
-            for (int j = 0; j < kCount; j++) sums.add(z[j], -k);
-        }
+        for (int j = 0; j < kCount; j++) sums.add(z[j], -k);
     }
-    int64_t s = sums.s(kLaneCols), u = sums.u(kLaneCols);
+    int64_t s = sums.s(), u = sums.u();
 #pragma unroll
     for (int mask = 1; mask < kTileLanes; mask *= 2) {
         s += (int64_t)__shfl_xor_sync(kAllLanes, (unsigned long long)s, mask);
         if (kEntropy) u += (int64_t)__shfl_xor_sync(kAllLanes, (unsigned long long)u, mask);
     }
-    if (lane % kTileLanes != 0 || c >= args->v) return;
+    if (lane % kTileLanes != 0 || c >= v) return;
     if (zmax > state->max || (state->tile < 0 && zmax == zmax)) {
         state->max = zmax;
-        state->tile = (int32_t)(c / kTileCols);
+        state->tile = c / kTileCols;
     }
-    if ((uint64_t)(y - c) < kTileCols || zmax == -INFINITY) return;
+    if ((uint32_t)(y - c) < kTileCols || zmax == -INFINITY) return;
     if (!is_plain_max(zmax)) {
-        const slot_columns<E, kPlain> tile = {part.from, kPieces * kTileLanes, 0, part.left, part.transform};
-        state->sums = with_wide_tile<E, kPlain>(state->sums, tile, zmax);
+        state->sums.set(with_wide_tile<E, kPlain>(state->sums.whole(), part, zmax));
     } else {
-        lli_softmax_add_tile(&state->sums, (int32_t)k, s, u);
+        state->sums.add_tile((int32_t)k, s, u);
     }
 }
 
 /* ---- The gradient ------------------------------------------------------------------------------- */
 
+/* How most rows' columns are computed. */
+template <typename E> struct usual_way {
+    static constexpr ce_way kWay = sizeof(E) == 4 ? CE_PLAIN : CE_SHORT;
+};
+
+/* A whole step that does not hold the target, in the usual way. */
+template <typename E>
+static __device__ inline void scatter_usual(const lli_cuda_transform *transform, const ce_grad_row *row,
+                                            const uint4 *step, char *to) {
+    enum { kCount = piece_of<E>::kCount };
+    const uint4 *from = step + lane_of();
+    uint4 *piece_to = (uint4 *)to + lane_of();
+#pragma unroll 4
+    for (int p = 0; p < kPieces; p++) {
+        float z[kCount], dz[kCount];
+        piece_of<E>::widen(from[p * 32], z);
+        ce_dz_columns<E, true, usual_way<E>::kWay, kCount>(transform, row, z, z, dz);
+        piece_to[p * 32] = piece_of<E>::narrow(dz);
+    }
+}
+
 template <typename E, bool kPlain, ce_way kWay>
-static __device__ inline void scatter_step(const lli_cuda_ce *args, const ce_grad_row *row, const uint4 *step,
-                                           int64_t c0, char *to_row) {
-    enum { kCount = piece_of<E>::kCount, kCols = step_of<E>::kCols };
+static __device__ inline void scatter_way(const lli_cuda_ce *args, const ce_grad_row *row, const uint4 *step,
+                                          int64_t c0, char *to_row) {
+    enum { kCount = piece_of<E>::kCount };
     const int32_t dtype = args->grad.dtype;
     const int64_t to_bytes = dtype == LL_DTYPE_F32 ? 4 : 2;
     const float *class_weight = args->row.call.class_weight;
     const lli_cuda_transform *transform = &args->row.transform;
-    const int32_t lane = lane_of();
-    if (c0 + kCols <= args->v) {
-#pragma unroll 4
-        for (int p = 0; p < kPieces; p++) {
-            const int64_t c = c0 + (p * 32 + lane) * kCount;
-            ce_dz_piece<E, kPlain, kWay>(transform, row, step[p * 32 + lane],
-                                         class_weight ? class_weight + c : NULL, c, dtype,
-                                         to_row + c * to_bytes);
-        }
-        return;
-    }
-    const E *elements = (const E *)step;
 #pragma unroll 1
-    for (int at = lane; at < kCols && c0 + at < args->v; at += 32) {
-        ce_dz_column<E, kPlain, kWay>(transform, row, element_at(elements, args->logits.dtype, at),
-                                      class_weight, c0 + at, dtype, to_row);
+    for (int q = lane_of(); q < kStepPieces; q += 32) {
+        const int64_t c = c0 + q * kCount;
+        if (c + kCount <= args->v) {
+            ce_dz_piece<E, kPlain, kWay>(transform, row, step[q], class_weight ? class_weight + c : NULL, c,
+                                         dtype, to_row + c * to_bytes);
+            continue;
+        }
+        for (int j = 0; c + j < args->v; j++) {
+            const float z = element_at(step + q, args->logits.dtype, j);
+            ce_dz_column<E, kPlain, kWay>(transform, row, z, class_weight, c + j, dtype, to_row);
+        }
     }
 }
 
+/* Any step. */
 template <typename E, bool kPlain>
-static __device__ inline void scatter(const lli_cuda_ce *args, const ce_grad_row *row, const uint4 *step,
-                                      int64_t c0, char *to_row) {
+static __device__ __noinline__ void scatter(const lli_cuda_ce *args, const ce_grad_row *row,
+                                            const uint4 *step, int64_t c0, char *to_row) {
     const ce_grad_row local = *row; /* in registers: hence not for the wide, who call */
     switch (row->way) {
     case CE_DEAD:
-        scatter_step<E, kPlain, CE_DEAD>(args, row, step, c0, to_row);
+        scatter_way<E, kPlain, CE_DEAD>(args, row, step, c0, to_row);
         break;
     case CE_SHORT:
-        scatter_step<E, kPlain, CE_SHORT>(args, &local, step, c0, to_row);
+        scatter_way<E, kPlain, CE_SHORT>(args, &local, step, c0, to_row);
         break;
     case CE_PLAIN:
-        scatter_step<E, kPlain, CE_PLAIN>(args, &local, step, c0, to_row);
+        scatter_way<E, kPlain, CE_PLAIN>(args, &local, step, c0, to_row);
         break;
     case CE_GAMMA:
-        scatter_step<E, kPlain, CE_GAMMA>(args, &local, step, c0, to_row);
+        scatter_way<E, kPlain, CE_GAMMA>(args, &local, step, c0, to_row);
         break;
     case CE_WIDE:
-        scatter_step<E, kPlain, CE_WIDE>(args, row, step, c0, to_row);
+        scatter_way<E, kPlain, CE_WIDE>(args, row, step, c0, to_row);
         break;
     }
 }
@@ -279,73 +381,105 @@ static __device__ void clear_row(const lli_cuda_ce *args, int64_t i, int64_t c, 
 
 /* ---- A tile warp -------------------------------------------------------------------------------- */
 
+/* One behind the last row. */
+static __device__ inline int64_t end_of(const lli_cuda_ce *args) {
+    return args->row.first + args->row.n_rows;
+}
+
 /* The block's next row from i on that is not ignored; gradients of those that are become 0. */
 static __device__ int64_t row_from(const lli_cuda_ce *args, int64_t i, const warp_steps *steps) {
-    for (; i < args->row.n_rows && target_of(&args->row.targets, i) == kIgnored; i += gridDim.x) {
+    for (; i < end_of(args) && target_of(&args->row.targets, i) == kIgnored; i += gridDim.x) {
         if (args->grad.data) clear_row(args, i, 0, steps);
     }
     return i;
 }
 
+/* Of row i, with its steps in their slots or on their way; row `next` follows. */
+template <typename E, bool kEntropy, bool kPlain>
+static __device__ inline void gather_row(const lli_cuda_ce *args, warp_steps *steps, int64_t i, int64_t next,
+                                         lane_state<kEntropy> *mine) {
+    enum { kCols = step_of<E>::kCols };
+    const int32_t y = (int32_t)target_of(&args->row.targets, i), v = (int32_t)args->v;
+    const char *row = row_at(args, i, sizeof(E)), *next_row = row_at(args, next, sizeof(E));
+    const bool goes_on = !args->grad.data && next < end_of(args);
+#pragma unroll 1
+    for (int32_t k = 0; k < steps->count; k++) {
+        const int32_t c0 = (steps->first + k * steps->stride) * kCols;
+        uint4 *step = slot_at(steps);
+        await_step(steps->slots);
+        if (kPlain && c0 + kCols > v) end_step<E>(step, v - c0);
+        gather_step<E, kEntropy, kPlain>(args, step, c0, y, mine);
+        __syncwarp(); /* read by every lane before it is loaded again */
+        const int32_t ahead = k + steps->slots;
+        const bool here = ahead < steps->count;
+        if (here || goes_on) {
+            load_step<E>(args, steps, here ? row : next_row, here ? ahead : ahead - steps->count, step);
+        }
+        ptx_cp_async_commit_group();
+        walk(steps, steps->direction);
+    }
+}
+
+template <typename E, bool kPlain>
+static __device__ inline void scatter_row(const lli_cuda_ce *args, warp_steps *steps, int64_t i, int64_t next,
+                                          const ce_grad_row *grad) {
+    enum { kCols = step_of<E>::kCols };
+    const char *row = row_at(args, i, sizeof(E)), *next_row = row_at(args, next, sizeof(E));
+    char *to_row = grad_row_at(args, i);
+    const ce_grad_row local = *grad; /* in registers */
+    const bool usual = kPlain && local.way == usual_way<E>::kWay;
+    const int32_t target = (int32_t)local.target, v = (int32_t)args->v;
+#pragma unroll 1
+    for (int32_t k = steps->count - 1; k >= 0; k--) {
+        const int32_t c0 = (steps->first + k * steps->stride) * kCols;
+        walk(steps, -steps->direction);
+        uint4 *step = slot_at(steps);
+        await_step(steps->slots);
+        if (usual && c0 + kCols <= v && (uint32_t)(target - c0) >= kCols) {
+            scatter_usual<E>(&args->row.transform, &local, step, to_row + c0 * (int32_t)sizeof(E));
+        } else {
+            scatter<E, kPlain>(args, grad, step, c0, to_row);
+        }
+        __syncwarp(); /* read by every lane before it is loaded again */
+        const int32_t ahead = k - steps->slots;
+        const bool here = ahead >= 0;
+        if (here || next < end_of(args)) {
+            load_step<E>(args, steps, here ? row : next_row, here ? ahead : -1 - ahead, step);
+        }
+        ptx_cp_async_commit_group();
+    }
+    clear_row(args, i, args->v, steps);
+    walk(steps, -steps->direction); /* to the next row's first step */
+    steps->direction = -steps->direction;
+}
+
 template <typename E, bool kEntropy, bool kPlain>
 static __device__ inline void tile_warp(const lli_cuda_ce *args, int32_t warps, warp_steps *steps,
                                         row_state *state) {
-    enum { kCols = step_of<E>::kCols };
-    const int32_t slots = steps->slots, count = steps->count, threads = 32 * (warps + 1);
+    const int32_t threads = 32 * (warps + 1);
     const bool grad = args->grad.data != NULL;
-    int64_t i = row_from(args, blockIdx.x, steps);
-    for (int32_t k = 0; k < slots; k++) {
-        if (i < args->row.n_rows) load_step<E>(args, steps, i, k, slot_of(steps, k));
+    int64_t i = row_from(args, args->row.first + blockIdx.x, steps);
+    int32_t turn = 0;
+    for (int32_t k = 0; k < steps->slots; k++) {
+        if (i < end_of(args)) {
+            load_step<E>(args, steps, row_at(args, i, sizeof(E)), k, steps->memory + k * kStepPieces);
+        }
         ptx_cp_async_commit_group();
     }
-    while (i < args->row.n_rows) {
-        const int64_t y = target_of(&args->row.targets, i);
-        int64_t next = i + gridDim.x;
-        tile_record mine = {.max = -INFINITY, .tile = -1};
-        lli_softmax_clear(&mine.sums);
-        if (!grad) next = row_from(args, next, steps);
-#pragma unroll 1
-        for (int32_t k = 0; k < count; k++) {
-            const int32_t slot = slot_of(steps, k);
-            const int64_t c0 = (int64_t)(steps->first + k * steps->stride) * kCols;
-            await_step(slots);
-            gather_step<E, kEntropy, kPlain>(args, steps->memory + slot * kStepPieces, c0, y, &mine);
-            __syncwarp(); /* read by every lane before it is loaded again */
-            if (k + slots < count) {
-                load_step<E>(args, steps, i, k + slots, slot);
-            } else if (!grad && next < args->row.n_rows) {
-                load_step<E>(args, steps, next, k + slots - count, slot);
-            }
-            ptx_cp_async_commit_group();
-        }
-        sum_lanes_row(&mine.sums, kEntropy);
-        if (args->want_argmax) max_lanes(&mine.max, &mine.tile);
-        if (lane_of() == 0) state->records[steps->first] = mine;
+    while (i < end_of(args)) {
+        lane_state<kEntropy> mine = {.sums = {.top = LLI_TOP_EMPTY}, .max = -INFINITY, .tile = -1};
+        int64_t next = grad ? i : row_from(args, i + gridDim.x, steps);
+        gather_row<E, kEntropy, kPlain>(args, steps, i, next, &mine);
+        tile_record record = {mine.sums.whole(), mine.max, mine.tile};
+        sum_lanes_row(&record.sums, kEntropy);
+        if (args->want_argmax) max_lanes(&record.max, &record.tile);
+        turn ^= 1;
+        if (lane_of() == 0) state->records[turn][steps->first] = record;
         __syncwarp(); /* the record is written */
         ptx_barrier_arrive(kRecords, threads);
-        if (grad) next = row_from(args, next, steps);
+        if (grad) next = row_from(args, i + gridDim.x, steps);
         ptx_barrier_sync(kCoefficients, threads);
-        if (grad) {
-            char *to_row = grad_row_at(args, i);
-#pragma unroll 1
-            for (int32_t k = count - 1; k >= 0; k--) {
-                const int32_t slot = slot_of(steps, k);
-                const int64_t c0 = (int64_t)(steps->first + k * steps->stride) * kCols;
-                await_step(slots);
-                scatter<E, kPlain>(args, &state->grad, steps->memory + slot * kStepPieces, c0, to_row);
-                __syncwarp(); /* read by every lane before it is loaded again */
-                if (k >= slots) {
-                    load_step<E>(args, steps, i, k - slots, slot);
-                } else if (next < args->row.n_rows) {
-                    load_step<E>(args, steps, next, slots - 1 - k, slot);
-                }
-                ptx_cp_async_commit_group();
-            }
-            clear_row(args, i, args->v, steps);
-            steps->mirrored ^= 1;
-        } else {
-            steps->turn = (steps->turn + count) % slots;
-        }
+        if (grad) scatter_row<E, kPlain>(args, steps, i, next, &state->grad);
         i = next;
     }
 }
@@ -353,17 +487,17 @@ static __device__ inline void tile_warp(const lli_cuda_ce *args, int32_t warps, 
 /* ---- The kernel --------------------------------------------------------------------------------- */
 
 template <typename E, bool kEntropy, bool kPlain>
-static __global__ void __launch_bounds__(32 * (kMostTileWarps + 3), 1)
+static __global__ void __launch_bounds__(32 * (kMostTileWarps + 1), 1)
     rows(const __grid_constant__ lli_cuda_ce args, const __grid_constant__ lli_cuda_ce_shape shape) {
     extern __shared__ __align__(128) uint4 memory[];
     __shared__ row_state state;
     const int32_t warp = threadIdx.x / 32;
     if (warp == shape.warps) {
-        finish_warp<E, kEntropy>(&args, shape.warps, &state);
+        finish_warp<E, kEntropy, kPlain>(&args, shape.warps, &state);
         return;
     }
     const int32_t all = (int32_t)((args.v * (int64_t)sizeof(E) + kStepBytes - 1) / kStepBytes);
-    warp_steps steps = {.first = warp, .stride = shape.warps};
+    warp_steps steps = {.first = warp, .stride = shape.warps, .direction = 1};
     steps.count = (all - warp + shape.warps - 1) / shape.warps;
     steps.slots = shape.slots < steps.count ? shape.slots : steps.count;
     steps.memory = memory + warp * shape.slots * kStepPieces;
@@ -420,24 +554,32 @@ static inline int64_t least_of(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-/* With `each` blocks a multiprocessor: as many tile warps as a row keeps equally busy, as many slots as fit.
- */
-static lli_cuda_ce_shape shape_of(const ce_chip *chip, int64_t steps, int32_t each) {
-    const int64_t own = (int64_t)sizeof(row_state) + 128;
-    const int64_t share = chip->shared_bytes / each - chip->reserved_bytes - own;
-    const int64_t fit = least_of(share, chip->most_bytes - own) / kStepBytes; /* slots of the block */
-    const int64_t most = least_of(fit, kMostTileWarps / each);
-    const int64_t rounds = blocks_for(steps, most > 0 ? most : 1), warps = blocks_for(steps, rounds);
-    const int64_t slots = least_of(least_of(fit / warps, rounds), kMostSlots);
-    return {.warps = (int32_t)warps, .slots = (int32_t)slots};
+/* Steps of a row that a block with so many tile warps keeps in shared memory, and a warp's slots for them. */
+static int64_t slots_of(int64_t fit, int64_t steps, int64_t warps) {
+    return least_of(least_of(fit / warps, kMostSlots), blocks_for(steps, warps));
+}
+static int64_t resident(int64_t fit, int64_t steps, int64_t warps) {
+    return least_of(warps * slots_of(fit, steps, warps), steps);
 }
 
-/* Two blocks of 12 tile warps share a multiprocessor: 72 registers a thread, hence the bound above.
- *
- * The most blocks a multiprocessor whose rows the L2 cache holds as far as shared memory does not; two where
- * it cannot, because one alone waits for its finish warp. */
+/* With `each` blocks a multiprocessor: the most tile warps that keep four fifths of the steps that any number
+ * of them can. */
+static lli_cuda_ce_shape shape_of(const ce_chip *chip, int64_t steps, int32_t each) {
+    enum { kWorkingWarps = 19 }; /* of a multiprocessor: no more gained */
+    const int64_t own = (int64_t)sizeof(row_state) + 128;
+    const int64_t share = chip->shared_bytes / each - chip->reserved_bytes - own;
+    const int64_t fit = least_of(share, chip->most_bytes - own) / kStepBytes; /* steps of the block */
+    int64_t warps = least_of(least_of(fit, kWorkingWarps / each), steps), best = 0;
+    for (int64_t w = 1; w <= warps; w++)
+        best = best > resident(fit, steps, w) ? best : resident(fit, steps, w);
+    while (warps > 0 && resident(fit, steps, warps) * 5 < best * 4) warps--;
+    return {.warps = (int32_t)warps, .slots = warps > 0 ? (int32_t)slots_of(fit, steps, warps) : 0};
+}
+
+/* The most blocks a multiprocessor, with enough tile warps in all, for which what shared memory does not hold
+ * of the rows at work takes a quarter of the L2 cache, which what comes and goes uses too; or one. */
 extern "C" int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *shape) {
-    enum { kMostEach = 12, kMostWarps = 27 }; /* of a multiprocessor: the most that gained */
+    enum { kMostEach = 12, kMostWarps = kMostTileWarps + 1, kFewestTileWarps = 15 }; /* of a multiprocessor */
     const int64_t row_bytes = v * (dtype == LL_DTYPE_F32 ? 4 : 2), steps = blocks_for(row_bytes, kStepBytes);
     ce_chip chip;
     int status = read_chip(&chip);
@@ -446,8 +588,9 @@ extern "C" int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape
         *shape = shape_of(&chip, steps, each);
         const int64_t kept = (int64_t)shared_bytes(shape);
         const int64_t in_l2 = kept < row_bytes ? (row_bytes - kept) * each * chip.multiprocessors : 0;
-        const bool small = each <= 2 || in_l2 <= chip.l2_bytes / 10 * 9;
-        if (small && shape->slots > 0 && each * (shape->warps + 1) <= kMostWarps) break;
+        const bool small = in_l2 <= chip.l2_bytes / 4, busy = each * shape->warps >= kFewestTileWarps;
+        if (shape->slots < 1 || each * (shape->warps + 1) > kMostWarps) continue;
+        if (each == 1 || (small && (busy || shape->warps == steps))) break;
     }
     for (int variant = 0; variant < 4 && !status; variant++) {
         rows_kernel *kernel = kernel_for(dtype, variant & 1, variant & 2);

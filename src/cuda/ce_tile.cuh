@@ -4,16 +4,17 @@
  *   S = sum of rint(2^30 p)    U = sum of rint(2^30 p (-d)), d no lower than -64
  *
  * f32 logits: the lines of core/softmax.c, hence a CPU's bits. They pay for it in memory that is twice as
- * large a logit. bf16 and f16 logits: p = ex2.approx(d). The polynomial costs 11 instructions and is what the
- * kernels would wait for; the special function unit costs one and errs by 2^-22 of p. The rounding to the
- * grid is exact all the same, by additions alone, which leave the unit's slot to ex2:
+ * large a logit. bf16 and f16 logits: p = ex2.approx(d), and floor instead of rint. The polynomial costs 11
+ * instructions and is what the kernels would wait for; the special function unit costs one and errs by 2^-22
+ * of p. The sum of floor(2^30 p) is exact all the same, by four additions of floats, which leave the unit's
+ * slot to ex2. Two sums, high from 2^6 on and low from 1.5 2^-7 on, of at most 64 terms below 1 + 2^-21:
  *
- *   t = p + 1           bits(t) - bits(1) = h, p to the grid 2^-23; p <= 1, so t stays below 2^1
- *   r = p - (t - 1)     exact, |r| <= 2^-24
- *   w = r + 1.5 2^-7    bits(w) - bits(1.5 2^-7) = l, r to the grid 2^-30
- *   rint(2^30 p) = 2^7 h + l
+ *   t = high + p                      to the grid 2^-17 (2^-16, if it ends beyond 2^7)
+ *   r = p - (t - high)                exact, |r| <= 2^-17
+ *   low = low + r, rounded down       to the grid 2^-30: low stays between 2^-7 and 2^-6
+ *   high = t
  *
- * Sums of bits over 64 columns wrap around in 32 bits, and so do the 64 constants that are taken off.
+ * What falls off low is what 2^30 p has behind the point, whatever high was: so the order does not show.
  *
  * A tile is read in groups of kGroup columns by whoever calls: `load(q, z)` gives group q, transformed. E is
  * the type of the logits. */
@@ -34,7 +35,8 @@
 template <typename E> struct piece_of;
 
 template <> struct piece_of<float> {
-    enum { kCount = 4 };
+    enum { kCount = 4, kDtype = LL_DTYPE_F32 };
+    static constexpr uint32_t kMinusInfinity = 0xff800000u;
     static __device__ inline void widen(uint4 x, float *z) {
         z[0] = __uint_as_float(x.x);
         z[1] = __uint_as_float(x.y);
@@ -52,7 +54,8 @@ template <> struct piece_of<float> {
 };
 
 template <> struct piece_of<__nv_bfloat16> {
-    enum { kCount = 8 };
+    enum { kCount = 8, kDtype = LL_DTYPE_BF16 };
+    static constexpr uint32_t kMinusInfinity = 0xff80ff80u; /* all of 4 bytes */
     static __device__ inline void widen2(uint32_t x, float *z) {
         z[0] = __uint_as_float(x << 16);
         z[1] = __uint_as_float(x & 0xffff0000u);
@@ -82,7 +85,8 @@ template <> struct piece_of<__nv_bfloat16> {
 };
 
 template <> struct piece_of<__half> {
-    enum { kCount = 8 };
+    enum { kCount = 8, kDtype = LL_DTYPE_F16 };
+    static constexpr uint32_t kMinusInfinity = 0xfc00fc00u;
     static __device__ inline void widen2(uint32_t x, float *z) {
         const float2 pair = __half22float2(*(__half2 *)&x);
         z[0] = pair.x;
@@ -130,33 +134,36 @@ static __device__ inline void put_element(void *row, int32_t dtype, int64_t c, f
 
 /* ---- A tile ------------------------------------------------------------------------------------- */
 
-static __device__ inline void to_grid(float p, uint32_t *high, uint32_t *low) {
-    const float t = p + 1.0f;
-    const float r = p - (t - 1.0f);
-    *high += __float_as_uint(t);
-    *low += __float_as_uint(r + 0x1.8p-7f);
-}
+static __device__ const float kHighStart = 0x1p6f, kLowStart = 0x1.8p-7f;
 
-/* From the sums of bits over n columns. */
-static __device__ inline int64_t grid_sum(uint32_t high, uint32_t low, int n) {
-    const uint32_t one = 0x3f800000u, shift = 0x3c400000u; /* bits of 1 and of 1.5 2^-7 */
-    return (int64_t)(high - n * one) * 128 + (int32_t)(low - n * shift);
-}
+/* The sum of floor(2^30 p), see the top. */
+struct grid_sum {
+    float high = kHighStart, low = kLowStart;
+
+    __device__ inline void add(float p) {
+        const float t = high + p;
+        low = __fadd_rd(low, p - (t - high));
+        high = t;
+    }
+    __device__ inline int64_t value() const {
+        const int32_t of_low = (int32_t)(__float_as_uint(low) - __float_as_uint(kLowStart));
+        return (int64_t)__float2int_rz((high - kHighStart) * 0x1p17f) * 8192 + of_low;
+    }
+};
 
 /* Sums over columns of one tile, 64 at most; see the top. */
 template <typename E, bool kEntropy> struct column_sums {
-    uint32_t s_high = 0, s_low = 0, u_high = 0, u_low = 0;
+    grid_sum s_sum, u_sum;
 
     __device__ inline void add(float z, float minus_k) {
         float d = fmaf(z, LLI_LOG2E_LO, fmaf(z, LLI_LOG2E_HI, minus_k));
         if (kEntropy) d = fmaxf(d, -64.0f); /* p of -inf is 0, and 0 times infinity no entropy */
         const float p = ptx_ex2_approx_ftz_f32(d);
-        to_grid(p, &s_high, &s_low);
-        if (kEntropy) to_grid(p * -d, &u_high, &u_low);
+        s_sum.add(p);
+        if (kEntropy) u_sum.add(p * -d);
     }
-    /* Of n columns that were added. */
-    __device__ inline int64_t s(int n) const { return grid_sum(s_high, s_low, n); }
-    __device__ inline int64_t u(int n) const { return kEntropy ? grid_sum(u_high, u_low, n) : 0; }
+    __device__ inline int64_t s() const { return s_sum.value(); }
+    __device__ inline int64_t u() const { return kEntropy ? u_sum.value() : 0; }
 };
 
 template <bool kEntropy> struct column_sums<float, kEntropy> {
@@ -168,8 +175,8 @@ template <bool kEntropy> struct column_sums<float, kEntropy> {
         s_sum += s;
         if (kEntropy) u_sum += u;
     }
-    __device__ inline int64_t s(int) const { return s_sum; }
-    __device__ inline int64_t u(int) const { return u_sum; }
+    __device__ inline int64_t s() const { return s_sum; }
+    __device__ inline int64_t u() const { return u_sum; }
 };
 
 /* Is the tile one of the float formula? Others: nothing to add (-inf), NaN or +inf, or beyond it. */
@@ -191,7 +198,7 @@ static __device__ void any_tile(Load load, float zmax, lli_softmax *row) {
 #pragma unroll
             for (int i = 0; i < kGroup; i++) sums.add(z[i], -k);
         }
-        lli_softmax_add(row, (int32_t)k, sums.s(kTileCols), sums.u(kTileCols));
+        lli_softmax_add(row, (int32_t)k, sums.s(), sums.u());
         return;
     }
     float z[kTileCols];
@@ -211,29 +218,31 @@ template <int kGroup, typename Load> static __device__ inline float tile_max(Loa
     return m;
 }
 
-/* A tile into an empty state by a warp; z: the lane's columns 2 lane and 2 lane + 1. Every lane gets the
- * result. */
-template <typename E, bool kEntropy>
-static __device__ inline void warp_tile(const float *z, lli_softmax *row) {
-    lli_softmax_clear(row);
+/* Beyond the float formula. */
+static __device__ __noinline__ lli_softmax warp_tile_wide(float first, float second, float zmax) {
+    float all[kTileCols];
+    lli_softmax row;
+    lli_softmax_clear(&row);
+    for (int l = 0; l < 32; l++) {
+        all[2 * l] = __shfl_sync(0xffffffffu, first, l);
+        all[2 * l + 1] = __shfl_sync(0xffffffffu, second, l);
+    }
+    lli_softmax_tile(&row, all, kTileCols, zmax);
+    return row;
+}
+
+/* A tile as a row of its own, by a warp; z: the lane's columns 2 lane and 2 lane + 1. Every lane gets it. */
+template <typename E, bool kEntropy> static __device__ inline lli_softmax warp_tile(const float *z) {
     const bool any_nan = __any_sync(0xffffffffu, z[0] != z[0] || z[1] != z[1]);
     const int32_t key = __reduce_max_sync(0xffffffffu, lli_softmax_key(fmaxf(z[0], z[1])));
     const float zmax = any_nan ? NAN : lli_softmax_key_value(key);
-    if (zmax == -INFINITY) return;
-    if (!is_plain_max(zmax)) {
-        float all[kTileCols];
-        for (int l = 0; l < 32; l++) {
-            all[2 * l] = __shfl_sync(0xffffffffu, z[0], l);
-            all[2 * l + 1] = __shfl_sync(0xffffffffu, z[1], l);
-        }
-        lli_softmax_tile(row, all, kTileCols, zmax);
-        return;
-    }
+    if (zmax == -INFINITY) return (lli_softmax){.top = LLI_TOP_EMPTY};
+    if (!is_plain_max(zmax)) return warp_tile_wide(z[0], z[1], zmax);
     const float k = lli_softmax_anchor(zmax);
     column_sums<E, kEntropy> sums;
     sums.add(z[0], -k);
     sums.add(z[1], -k);
-    lli_softmax_add(row, (int32_t)k, sum_lanes(sums.s(2)), sum_lanes(sums.u(2)));
+    return lli_softmax_of_tile((int32_t)k, sum_lanes(sums.s()), kEntropy ? sum_lanes(sums.u()) : 0);
 }
 
 /* sum += sum_v cw[v] z_v on a grid of 2^-30 of the tile's largest magnitude, columns from n on left out; cw =

@@ -18,14 +18,19 @@ template <int kPieces> static __device__ inline int64_t sum_lanes_narrow(int64_t
     return sum;
 }
 
+/* lli_softmax_raise for rows that lie in registers: no call. */
+static __device__ inline void raise_in_line(lli_softmax *row, int32_t top) {
+    if (row->top != LLI_TOP_EMPTY) { /* its limbs are 0 */
+        const int64_t rise = (int64_t)top - row->top;
+        for (int n = rise < 3 ? (int)rise : 3; n > 0; n--) hang_higher(row);
+    }
+    row->top = top;
+}
+
 /* sum_lanes_softmax of device.cuh for rows that lie in registers; limbs are below 2^60 at any vocabulary. */
 static __device__ inline void sum_lanes_row(lli_softmax *row, bool entropy) {
     const int32_t top = __reduce_max_sync(kAllLanes, row->top);
-    if (row->top != top) { /* by a copy: what has an address known elsewhere lies in memory */
-        lli_softmax other = *row;
-        lli_softmax_raise(&other, top);
-        *row = other;
-    }
+    raise_in_line(row, top);
 #pragma unroll
     for (int i = 0; i < 3; i++) {
         row->s[i] = sum_lanes_narrow<3>(row->s[i]);

@@ -100,7 +100,7 @@ static ll_status run(const ll_plan *plan, const lli_call *call) {
 /* ---- The record --------------------------------------------------------------------------------- */
 
 static const char *numerics_here(void) {
-    return lli_cuda_numerics("cublaslt");
+    return lli_cuda_numerics("cublaslt", 1);
 }
 
 static bool accepts(const lli_problem *problem, char *why, size_t why_bytes) {
