@@ -32,6 +32,7 @@ ll_status lli_cuda_fused_open(lli_cuda_device *device) {
     if (!status) status = lli_cuda_load_fused();
     if (!status) status = lli_cuda_load_fused_dz();
     if (!status) status = lli_cuda_load_kept_dz();
+    if (!status) status = lli_cuda_load_grad();
     if (status) return lli_cuda_fail(status, "ll_plan_create", "loading the kernels for sm_90a");
     LLI_REQUIRE(found == cudaDriverEntryPointSuccess && device->encode_map, LL_STATUS_UNSUPPORTED,
                 "ll_plan_create: the driver has no cuTensorMapEncodeTiled");
@@ -86,31 +87,37 @@ static bool set_slots(const lli_cuda_run *run, lli_cuda_fused *fused) {
 
 /* ---- Operands ----------------------------------------------------------------------------------- */
 
-/* The copy engine's rules: rows start on 16 bytes, no further apart than 2^40. */
-static bool readable(const ll_view *view) {
-    const int64_t row_bytes = view->row_stride * 2;
-    return (uintptr_t)view->data % 16 == 0 && row_bytes % 16 == 0 && row_bytes > 0 &&
-           row_bytes < (int64_t)1 << 40;
+bool lli_cuda_readable(const void *data, int64_t row_stride) {
+    const int64_t row_bytes = row_stride * 2;
+    return (uintptr_t)data % 16 == 0 && row_bytes % 16 == 0 && row_bytes > 0 && row_bytes < (int64_t)1 << 40;
+}
+
+bool lli_cuda_map(const lli_cuda_device *device, const lli_cuda_box *of, CUtensorMap *map) {
+    const uint32_t steps[3] = {1, 1, 1};
+    encode_fn *encode;
+    memcpy(&encode, &device->encode_map, sizeof encode);
+    /* the address is only read from; the driver's type has no const */
+    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, of->rank, (void *)(uintptr_t)of->data, of->sizes,
+                  of->strides, of->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 static bool describe(const lli_cuda_run *run, const void *rows, int64_t n_rows, int64_t row_stride,
                      uint32_t box_rows, CUtensorMap *map) {
-    const cuuint64_t sizes[2] = {(cuuint64_t)run->cut.d, (cuuint64_t)n_rows},
-                     strides[1] = {(cuuint64_t)row_stride * 2};
-    const cuuint32_t box[2] = {kFusedMapDepth, box_rows}, steps[2] = {1, 1};
-    encode_fn *encode;
-    memcpy(&encode, &run->device->encode_map, sizeof encode);
-    /* the address is only read from; the driver's type has no const */
-    return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)(uintptr_t)rows, sizes, strides, box,
-                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    const lli_cuda_box of = {.data = rows,
+                             .rank = 2,
+                             .sizes = {(uint64_t)run->cut.d, (uint64_t)n_rows},
+                             .strides = {(uint64_t)row_stride * 2},
+                             .box = {kFusedMapDepth, box_rows}};
+    return lli_cuda_map(run->device, &of, map);
 }
 
 /* The operands of the chunk's tokens and of columns [begin, begin + count). */
 static bool set_operands(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int64_t begin, int64_t count,
                          lli_cuda_tiles *tiles) {
     const ll_view *x = &run->call->args->x, *w = &run->call->args->w;
-    return run->device->clusters > 0 && count > 0 && readable(x) && readable(w) &&
+    return run->device->clusters > 0 && count > 0 && lli_cuda_readable(x->data, x->row_stride) &&
+           lli_cuda_readable(w->data, w->row_stride) &&
            set_tiles(run, chunk->count, count, tiles) &&
            describe(run, lli_row(x, chunk->first), chunk->count, x->row_stride, kFusedMapRows, &tiles->x) &&
            describe(run, lli_row(w, begin), count, w->row_stride, kFusedMapCols, &tiles->w);

@@ -99,4 +99,86 @@ LLI_C int lli_cuda_load_fused_dz(void);
 LLI_C int lli_cuda_kept_dz_launch(const lli_cuda_kept *kept, const lli_cuda_dz *dz, cudaStream_t stream);
 LLI_C int lli_cuda_load_kept_dz(void);
 
+/* grad_sm90.cu: the gradients' products of blocks of kSumCols columns, from dz in memory, bf16,
+ *
+ *   grad_x   of[0]   c [tokens, n_hidden] (+)= dz w       k: columns, block by block
+ *   grad_w   of[1]   c [columns, n_hidden] (+)= dz^T x    k: tokens
+ *
+ * in tiles of 256 rows and 192 columns; where n_hidden is no multiple of 192, the last tile of a row is narrower.
+ * n_hidden is a multiple of kGradBlock; beyond their rows operands are read as zeros. The columns of grad_x are a
+ * multiple of 64 (the rest is a product of its own, work.h); those of grad_w need not be.
+ *
+ * The dz of block b are columns b % 2 * kSumCols on of the memory of dz. From block `ready` on the kernel makes
+ * them itself, from what was kept: those of a block behind the products of the one before. */
+enum {
+    kGradBlock = 64,    /* an operand's elements along the index that is not k; of k, a stage */
+    kGradRuns = 4,      /* wide and narrow tiles of both products */
+    kKeptRows = 8,      /* of a piece of dz that is made from what was kept ... */
+    kKeptTiles = 16     /* ... and its canonical tiles */
+};
+
+typedef enum lli_cuda_grad_form { kGradOverwrite, kGradAdd, kGradNarrow } lli_cuda_grad_form;
+
+typedef struct lli_cuda_grad_product {
+    CUtensorMap a, b;
+    void *c; /* f32, or bf16 where the form is kGradNarrow */
+    int64_t c_ld, n_rows;
+    uint32_t group_rows;
+    int32_t form; /* of grad_x's first block; it adds the others */
+} lli_cuda_grad_product;
+
+/* Tiles of equal cost; a block's runs are one behind the other. */
+typedef struct lli_cuda_grad_run {
+    uint32_t of_w;              /* 0: of grad_x */
+    uint32_t tiles, row_blocks; /* row_blocks of 256 */
+    uint32_t first_col, n_cols; /* in 192 columns */
+    uint32_t width;             /* of a tile, in kGradBlock */
+} lli_cuda_grad_run;
+
+typedef struct lli_cuda_grad_block {
+    lli_cuda_grad_run runs[kGradRuns];
+    uint32_t tiles, x_tiles; /* of all runs, of grad_x */
+    uint32_t depth[2];       /* stages of a tile, by product */
+    uint32_t pieces;         /* of dz to be made */
+} lli_cuda_grad_block;
+
+typedef struct lli_cuda_grad_products {
+    lli_cuda_grad_product of[2];
+    lli_cuda_grad_block block, last; /* all but the last are alike */
+    uint32_t n_blocks, ready, clusters;
+    lli_cuda_grad_queue *queue;
+    lli_cuda_kept kept; /* used where ready < n_blocks */
+    lli_cuda_dz dz;     /* of block 0 */
+} lli_cuda_grad_products;
+LLI_C int lli_cuda_grad_launch(const lli_cuda_grad_products *args, cudaStream_t stream);
+LLI_C int lli_cuda_load_grad(void);
+
+/* The tiles of a block of n_cols columns; grad_x has whole ones of 64 only. The costliest are first, so that
+ * clusters end at about one time. */
+static inline lli_cuda_grad_block lli_cuda_grad_block_of(int64_t n_tokens, int64_t n_cols, int64_t n_hidden,
+                                                         int want_x, int want_w) {
+    const uint32_t wide = (uint32_t)(n_hidden / kFusedCols),
+                   width = (uint32_t)(n_hidden % kFusedCols / kGradBlock);
+    const int64_t rows[2] = {want_x && n_cols >= kTileCols ? n_tokens : 0, want_w ? n_cols : 0};
+    lli_cuda_grad_block block;
+    block.depth[0] = (uint32_t)(n_cols / kTileCols);
+    block.depth[1] = (uint32_t)((n_tokens + kGradBlock - 1) / kGradBlock);
+    block.tiles = block.x_tiles = 0;
+    for (uint32_t i = 0; i < kGradRuns; i++) {
+        const uint32_t of_w = i % 2 ^ (block.depth[1] > block.depth[0]), narrow = i / 2;
+        lli_cuda_grad_run *run = &block.runs[i];
+        run->of_w = of_w;
+        run->row_blocks = (uint32_t)((rows[of_w] + kFusedRows - 1) / kFusedRows);
+        run->first_col = narrow ? wide : 0;
+        run->n_cols = narrow ? width > 0 : wide;
+        run->width = narrow ? width : (uint32_t)kFusedCols / (uint32_t)kGradBlock;
+        run->tiles = run->row_blocks * run->n_cols;
+        block.tiles += run->tiles;
+        if (!of_w) block.x_tiles += run->tiles;
+    }
+    const uint32_t of_rows = kGradBlock, piece_rows = kKeptRows, piece_cols = (uint32_t)kKeptTiles * (uint32_t)kTileCols;
+    block.pieces = block.depth[1] * (of_rows / piece_rows) * (uint32_t)((n_cols + piece_cols - 1) / piece_cols);
+    return block;
+}
+
 #endif

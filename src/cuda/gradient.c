@@ -215,6 +215,29 @@ static ll_status multiply_w(const lli_cuda_run *run, const grad_step *step, int6
     return lli_gemm_run(run->device, kind, &g, run->pass, run->stream);
 }
 
+/* Where grad_w of the step is multiplied to, whole. */
+typedef struct w_place {
+    void *c;
+    int64_t ld;
+    int32_t form;
+    bool emit; /* f32 sums of the block, of which grad_w is made after the last chunk */
+} w_place;
+
+/* Into grad_w itself where the products can; into f32 sums of the block where a narrow grad_w has several chunks.
+ * False: by slices. */
+static bool place_w(const lli_cuda_run *run, const grad_step *step, w_place *place) {
+    const ll_view *out = &run->call->args->grad_w;
+    const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_W;
+    const bool f32 = out->dtype == LL_DTYPE_F32, alone = step->first_chunk && step->last_chunk;
+    const int32_t sum = step->first_chunk && !(accumulate && f32) ? kGradOverwrite : kGradAdd;
+    if (lli_cuda_aligned(out) && run->cut.d == run->cut.d_padded && (f32 || (alone && !accumulate))) {
+        *place = (w_place){(void *)lli_row(out, step->begin), out->row_stride, f32 ? sum : kGradNarrow, false};
+        return true;
+    }
+    *place = (w_place){run->pieces.acc_w, run->cut.d_padded, sum, true};
+    return !f32 && !alone;
+}
+
 static ll_status emit_w(const lli_cuda_run *run, const float *sum, int64_t row, int64_t n_rows,
                         bool accumulate) {
     const ll_view *out = &run->call->args->grad_w;
@@ -231,30 +254,65 @@ static ll_status emit_w(const lli_cuda_run *run, const float *sum, int64_t row, 
     return LL_STATUS_OK;
 }
 
-/* Into grad_w itself where cuBLASLt can; into f32 sums of the block where a narrow grad_w has several chunks;
- * else by slices of the block through scratch memory. */
-static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
-    const ll_view *out = &run->call->args->grad_w;
-    if (!out->data) return LL_STATUS_OK;
+static ll_status end_w(const lli_cuda_run *run, const grad_step *step, const w_place *place) {
     const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_W;
-    const bool f32 = out->dtype == LL_DTYPE_F32, fresh = step->first_chunk && !accumulate;
-    const bool alone = step->first_chunk && step->last_chunk;
-    const int64_t begin = step->begin, count = step->count;
-    if (lli_cuda_aligned(out) && run->cut.d == run->cut.d_padded && (f32 || (alone && !accumulate))) {
-        return multiply_w(run, step, 0, count, !f32, (void *)lli_row(out, begin), out->row_stride, !fresh);
-    }
-    if (!f32 && !alone) {
-        LLI_TRY(
-            multiply_w(run, step, 0, count, false, run->pieces.acc_w, run->cut.d_padded, !step->first_chunk));
-        return step->last_chunk ? emit_w(run, run->pieces.acc_w, begin, count, accumulate) : LL_STATUS_OK;
+    if (!place->emit || !step->last_chunk) return LL_STATUS_OK;
+    return emit_w(run, place->c, step->begin, step->count, accumulate);
+}
+
+/* By cuBLASLt. */
+static ll_status grad_w(const lli_cuda_run *run, const grad_step *step) {
+    const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_W;
+    w_place place;
+    if (!run->call->args->grad_w.data) return LL_STATUS_OK;
+    if (place_w(run, step, &place)) {
+        LLI_TRY(multiply_w(run, step, 0, step->count, place.form == kGradNarrow, place.c, place.ld,
+                           place.form == kGradAdd));
+        return end_w(run, step, &place);
     }
     const int64_t slice = (int64_t)run->cut.scratch_bytes / (run->cut.d_padded * 4) / kTileCols * kTileCols;
-    for (int64_t c = 0; c < count; c += slice) {
-        const int64_t n = lli_min(slice, count - c);
+    for (int64_t c = 0; c < step->count; c += slice) {
+        const int64_t n = lli_min(slice, step->count - c);
         LLI_TRY(multiply_w(run, step, c, n, false, run->pieces.scratch, run->cut.d_padded, false));
-        LLI_TRY(emit_w(run, run->pieces.scratch, begin + c, n, !fresh));
+        LLI_TRY(emit_w(run, run->pieces.scratch, step->begin + c, n, !step->first_chunk || accumulate));
     }
     return LL_STATUS_OK;
+}
+
+/* ---- Both, in one launch ------------------------------------------------------------------------ */
+
+static bool takes_both(const lli_cuda_run *run, const grad_step *step, int64_t ready,
+                       lli_cuda_grad_products *products, w_place *place) {
+    const ll_linear_ce_args *args = run->call->args;
+    const lli_cuda_block all = {.begin = step->begin, .count = step->count};
+    *place = (w_place){0};
+    if (args->grad_w.data && !place_w(run, step, place)) return false;
+    const lli_cuda_grad_job job = {.chunk = step->chunk,
+                                   .begin = step->begin,
+                                   .count = step->count,
+                                   .grad_x = args->grad_x.data ? step->acc_x : NULL,
+                                   .add_x = !step->first_block,
+                                   .grad_w = place->c,
+                                   .grad_w_ld = place->ld,
+                                   .form_w = place->form,
+                                   .kept = ready < step->count ? step->kept : NULL,
+                                   .dz = dz_args(run, step, &all),
+                                   .ready = ready};
+    return lli_cuda_grad_takes(run, &job, products);
+}
+
+/* What is left of grad_x: the columns beyond the last multiple of 64, whose dz lie in the last block's half. */
+static ll_status multiply_both(const lli_cuda_run *run, const grad_step *step,
+                               const lli_cuda_grad_products *products, const w_place *place) {
+    const int64_t tail = step->count % kTailCols, whole = step->count - tail;
+    const int64_t before = (int64_t)(products->n_blocks - 1) / 2 * 2 * kSumCols; /* whose halves are reused */
+    grad_step last = *step;
+    LLI_TRY(lli_cuda_grad_multiply(run, products));
+    if (place->c) LLI_TRY(end_w(run, step, place));
+    if (!tail || !run->call->args->grad_x.data) return LL_STATUS_OK;
+    last.begin += before;
+    last.count -= before;
+    return add_x(run, &last, whole - before, tail, true, !step->first_block || whole);
 }
 
 ll_status lli_cuda_clear_rest(const lli_cuda_run *run) {
@@ -306,7 +364,12 @@ static ll_status gradients_of(const lli_cuda_run *run, const lli_cuda_chunk *chu
                             .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
                             .acc_x = acc_x,
                             .kept = kept};
+    lli_cuda_grad_products products;
+    w_place place;
     LLI_TRY(form_dz(run, &step));
+    if (takes_both(run, &step, step.count, &products, &place)) {
+        return multiply_both(run, &step, &products, &place);
+    }
     LLI_TRY(grad_x(run, &step));
     return grad_w(run, &step);
 }
@@ -413,6 +476,30 @@ bool lli_cuda_keeps(const lli_cuda_run *run) {
     return lli_cuda_fused_takes(&of_chunk, &chunk, &kept, &fused);
 }
 
+/* All blocks in one launch, where everything is kept and two blocks of dz have room: a block's dz are made behind
+ * the products of the one before, but for those whose exponentials lie in the sums of grad_x. */
+static ll_status kept_at_once(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_kept *kept,
+                              bool *done) {
+    grad_step step = {.chunk = chunk,
+                      .count = run->cut.v,
+                      .first_block = true,
+                      .first_chunk = chunk->first == 0,
+                      .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
+                      .acc_x = run->pieces.acc_x,
+                      .kept = kept};
+    const int64_t ready = lli_min(run->cut.v, lli_round_up(lli_max(1, kept->sum_end * (int64_t)kTileCols),
+                                                           kSumCols));
+    lli_cuda_grad_products products;
+    w_place place;
+    *done = kept->n_tiles * (int64_t)kTileCols >= run->cut.v &&
+            takes_both(run, &step, ready, &products, &place);
+    if (!*done) return LL_STATUS_OK;
+    grad_step first = step;
+    first.count = ready;
+    LLI_TRY(form_dz(run, &first));
+    return multiply_both(run, &step, &products, &place);
+}
+
 static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk) {
     const lli_cuda_kept kept = kept_of_chunk(run, chunk->count);
     lli_cuda_fused fused;
@@ -422,7 +509,9 @@ static ll_status kept_chunk(const lli_cuda_run *run, const lli_cuda_chunk *chunk
     LLI_TRY(lli_cuda_fused_gather(run, &fused));
     LLI_TRY(lli_cuda_finish_rows(run, chunk, 1));
     LLI_TRY(copy_x(run, chunk));
-    for (int64_t c = 0; c < run->cut.v; c += run->cut.dz_cols) {
+    bool done;
+    LLI_TRY(kept_at_once(run, chunk, &kept, &done));
+    for (int64_t c = 0; !done && c < run->cut.v; c += run->cut.dz_cols) {
         LLI_TRY(gradients_of(run, chunk, c, c == 0, run->pieces.acc_x, &kept));
     }
     return emit_x(run, chunk, run->pieces.acc_x);

@@ -68,6 +68,37 @@ bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chun
                              struct lli_cuda_fused_dz *fused);
 ll_status lli_cuda_fused_form_dz(const lli_cuda_run *run, const struct lli_cuda_fused_dz *fused);
 
+/* Both products of columns [begin, begin + count) of the run, a chunk of tokens and their dz in memory (or, from
+ * what was kept, in the making), in one launch (fused.h). */
+typedef struct lli_cuda_grad_job {
+    const lli_cuda_chunk *chunk;
+    int64_t begin, count;
+    float *grad_x; /* NULL: not wanted */
+    bool add_x;
+    void *grad_w; /* NULL: not wanted */
+    int64_t grad_w_ld;
+    int32_t form_w;
+    const struct lli_cuda_kept *kept; /* NULL: all dz are there; else those of `ready` columns */
+    lli_cuda_dz dz;                   /* of all columns */
+    int64_t ready;
+} lli_cuda_grad_job;
+struct lli_cuda_grad_products;
+bool lli_cuda_grad_takes(const lli_cuda_run *run, const lli_cuda_grad_job *job,
+                         struct lli_cuda_grad_products *products);
+ll_status lli_cuda_grad_multiply(const lli_cuda_run *run, const struct lli_cuda_grad_products *products);
+
+/* A box of a bf16 matrix as the copy engine loads it; and its rules: rows start on 16 bytes, no further apart than
+ * 2^40. */
+typedef struct lli_cuda_box {
+    const void *data;
+    uint32_t rank;
+    uint64_t sizes[3], strides[2]; /* elements; bytes */
+    uint32_t box[3];
+} lli_cuda_box;
+bool lli_cuda_readable(const void *data, int64_t row_stride);
+struct CUtensorMap_st;
+bool lli_cuda_map(const lli_cuda_device *device, const lli_cuda_box *of, struct CUtensorMap_st *map);
+
 /* Results of the chunk's rows. */
 ll_status lli_cuda_finish_rows(const lli_cuda_run *run, const lli_cuda_chunk *chunk, int32_t parts);
 

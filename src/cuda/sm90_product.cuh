@@ -166,33 +166,26 @@ template <typename Tile> static __device__ inline void product_take_turns(bool s
     if (Tile::kTurns && second) ptx_barrier_arrive(kFirstsTurn, kTurnThreads);
 }
 
-/* The sums of the cluster's tile number `tile`, counted from 0; `first_row`: of the warpgroup, in the block's
- * rows. All 128 threads of a warpgroup. */
-template <typename Tile>
-static __device__ inline void product_multiply(product_shared<Tile> *shared, uint32_t tile,
-                                               uint32_t depth_blocks, uint32_t first_row,
-                                               float (&acc)[Tile::kHalves][Tile::kSums]) {
-    const uint32_t step = tile * depth_blocks;
-    const bool second = tile % 2;
-    uint32_t stage = step % Tile::kStages, parity = step / Tile::kStages & 1, before = 0;
-    const uint32_t a0 = product_operand(shared_address(shared->a[0] + first_row * kProductDepth));
-    const uint32_t b0 = product_operand(shared_address(shared->b[0]));
+template <typename Tile> static __device__ inline void product_await_turn(bool second) {
     if (Tile::kTurns) ptx_barrier_sync(second ? kSecondsTurn : kFirstsTurn, kTurnThreads);
+}
+
+template <typename Tile> static __device__ inline void product_pass_turn(bool second) {
+    if (Tile::kTurns) ptx_barrier_arrive(second ? kFirstsTurn : kSecondsTurn, kTurnThreads);
+}
+
+/* The stages of one tile, from the cluster's stage number `step` on, counted from 0: multiply(stage, add) queues
+ * the products of a stage. In its turn, which it passes on. All 128 threads of a warpgroup; `second`: of the two.
+ */
+template <typename Tile, typename Multiply>
+static __device__ inline void product_stages(product_shared<Tile> *shared, uint32_t step, bool second,
+                                             uint32_t depth_blocks, Multiply multiply) {
+    uint32_t stage = step % Tile::kStages, parity = step / Tile::kStages & 1, before = 0;
     uint32_t k = 0;
     do { /* at least once: without a path on which the sums are not set, what follows is compiled once */
-        const uint32_t a = a0 + stage * (sizeof shared->a[0] >> 4);
-        const uint32_t b = b0 + stage * (sizeof shared->b[0] >> 4);
         product_wait(shared_address(&shared->full[stage]), parity);
         ptx_wgmma_fence();
-#pragma unroll
-        for (int slice = 0; slice < kProductDepth / 16; slice++) {
-#pragma unroll
-            for (int half = 0; half < Tile::kHalves; half++) {
-                product_step(acc[half],
-                             product_descriptor(a + half * (64 * kProductDepth * 2 >> 4) + 2 * slice),
-                             product_descriptor(b + 2 * slice), k > 0 || slice > 0);
-            }
-        }
+        multiply(stage, k > 0);
         ptx_wgmma_commit_group();
         ptx_wgmma_wait_group<1>(); /* the stage before has been read: one in flight, one done */
         if (k > 0) product_release(shared, before);
@@ -202,17 +195,44 @@ static __device__ inline void product_multiply(product_shared<Tile> *shared, uin
             parity ^= 1;
         }
     } while (++k < depth_blocks);
-    if (Tile::kTurns) ptx_barrier_arrive(second ? kFirstsTurn : kSecondsTurn, kTurnThreads);
+    product_pass_turn<Tile>(second);
     ptx_wgmma_wait_group<0>();
     product_release(shared, before);
+}
+
+/* No use of a sum moves above the wait. */
+template <typename Tile>
+static __device__ inline void product_done(float (&acc)[Tile::kHalves][Tile::kSums]) {
 #pragma unroll
     for (int half = 0; half < Tile::kHalves; half++) {
 #pragma unroll
-        for (int i = 0; i < Tile::kSums; i++) {
-            /* no use of a sum moves above the wait */
-            asm volatile("" : "+f"(acc[half][i])::"memory");
-        }
+        for (int i = 0; i < Tile::kSums; i++) asm volatile("" : "+f"(acc[half][i])::"memory");
     }
+}
+
+/* The sums of the cluster's tile number `tile`, counted from 0; `first_row`: of the warpgroup, in the block's
+ * rows. All 128 threads of a warpgroup. */
+template <typename Tile>
+static __device__ inline void product_multiply(product_shared<Tile> *shared, uint32_t tile,
+                                               uint32_t depth_blocks, uint32_t first_row,
+                                               float (&acc)[Tile::kHalves][Tile::kSums]) {
+    const uint32_t a0 = product_operand(shared_address(shared->a[0] + first_row * kProductDepth));
+    const uint32_t b0 = product_operand(shared_address(shared->b[0]));
+    product_await_turn<Tile>(tile % 2);
+    product_stages(shared, tile * depth_blocks, tile % 2, depth_blocks, [&](uint32_t stage, bool add) {
+        const uint32_t a = a0 + stage * (sizeof shared->a[0] >> 4);
+        const uint32_t b = b0 + stage * (sizeof shared->b[0] >> 4);
+#pragma unroll
+        for (int slice = 0; slice < kProductDepth / 16; slice++) {
+#pragma unroll
+            for (int half = 0; half < Tile::kHalves; half++) {
+                product_step(acc[half],
+                             product_descriptor(a + half * (64 * kProductDepth * 2 >> 4) + 2 * slice),
+                             product_descriptor(b + 2 * slice), add || slice > 0);
+            }
+        }
+    });
+    product_done<Tile>(acc);
 }
 
 #endif

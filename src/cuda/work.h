@@ -28,6 +28,14 @@ enum {
     kParts = 64      /* the most parts of a row whose statistics are gathered side by side */
 };
 
+/* What the clusters of a launch of grad_sm90.cu tell one another; zeros before and after it. Blocks of columns that
+ * share a half of dz's memory share a count: of the later one nothing is done before the earlier one is through. */
+typedef struct lli_cuda_grad_queue {
+    uint32_t tiles, pieces;                 /* handed out: tiles of products, pieces of dz */
+    uint32_t x_warps[2], warps[2], made[2]; /* by half: warps that wrote a tile of grad_x, of any; pieces */
+    uint32_t left;                          /* clusters that are through */
+} lli_cuda_grad_queue;
+
 /* Sums and scalars of one call; zero at its start. */
 typedef struct lli_cuda_totals {
     lli_exact weight, class_total, loss, z_loss;
@@ -38,6 +46,7 @@ typedef struct lli_cuda_totals {
     /* f16: grad_w of a chunk is alpha times a product of scaled operands (dz.cu) */
     int32_t chunk_exponent;
     float alpha, zero, one;
+    lli_cuda_grad_queue queue;
 } lli_cuda_totals;
 
 /* A row's statistics as they are gathered; each row has `parts` of them, to be merged. */

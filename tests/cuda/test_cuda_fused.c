@@ -175,6 +175,18 @@ static void gradients_without_logits(void **state) {
         "fb:bf16:n1100:d72:v16390:up:gwf32",
         "fb:bf16:n5000:d64:v17000:gwf32:up",
         "fb:bf16:n4200:d64:v17000",
+        /* products of grad_sm90.cu: tiles of 64, 128 and 192 columns, one block and two, and a rest of 64 */
+        "fb:bf16:n256:d64:v8192:up:gwf32",
+        "fb:bf16:n257:d128:v20001:up:gwf32",
+        "fb:bf16:n1000:d192:v9000",
+        "fb:bf16:n300:d448:v16383:up",
+        "fb:bf16:n9000:d256:v8200:up",
+        "fb:bf16:n300:d320:v40:up:gwf32",
+        "fb:bf16:n300:d64:v1000:sx8:sw16:sgx8:sgw8:pad37:up",
+        "fb:bf16:n300:d64:v1000:off1",
+        "fb:bf16:n300:d64:v1000:fx:up",
+        "fb:bf16:n300:d64:v1000:fw:up",
+        "fb:bf16:n300:d64:v1000:acc:up:gwf32",
         "fb:bf16:n130:d64:v300:sx8:sw16:sgx8:sgw8:pad37:up",
         "fb:bf16:n130:d64:v300:off1",
         "fb:bf16:n130:d64:v300:fx:up",
@@ -279,6 +291,18 @@ static void one_pass_by_exponentials(void **state) {
         "fb:bf16:n1100:d72:v16390:up:gwf32",
         "fb:bf16:n2100:d64:v17000:gwf32:up",
         "fb:bf16:n4200:d64:v17000",
+        /* all blocks in one launch, which makes dz from the second or third on */
+        "fb:bf16:n300:d64:v16385",
+        "fb:bf16:n300:d64:v50001:up:gwf32",
+        "fb:bf16:n600:d128:v41000",
+        "fb:bf16:n257:d320:v33000:up",
+        "fb:bf16:n256:d4224:v25000:gwf32",
+        "fb:bf16:n300:d64:v40000:fx:up",
+        "fb:bf16:n300:d64:v40000:fw:up",
+        "fb:bf16:n300:d64:v40000:acc:up:gwf32",
+        "fb:bf16:n300:d64:v40000:ign3:conf40",
+        "fb:bf16:n300:d64:v40000:nan5:up",
+        "fb:bf16:n300:d64:v40000:scale3e6:none:up",
         /* what does not lie in grad_w's memory, or not all of it */
         "fb:bf16:n300:d64:v1000:acc:up:gwf32",
         "fb:bf16:n300:d64:v1000:acc",
@@ -437,7 +461,7 @@ static void confident_tokens(void **state) {
 
 static void one_pass_repeated(void **state) {
     (void)state;
-    static const char *const texts[] = {"fb:bf16:n700:d512:v9001:up",
+    static const char *const texts[] = {"fb:bf16:n700:d512:v9001:up", "fb:bf16:n600:d128:v41000",
                                         "fb:bf16:n1300:d128:v5000:gwf32:acc:ws65536"};
     int64_t failed = 0;
     if (!fused_runs()) skip();

@@ -24,6 +24,11 @@ static __device__ inline uint64_t ptx_createpolicy_evict_last(void) {
     return policy;
 }
 
+/* Between accesses by the copy engine and by ordinary instructions, of memory that both use. */
+static __device__ inline void ptx_fence_proxy_async(void) {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
+
 static __device__ inline void ptx_tma_load_2d(uint32_t to, const CUtensorMap *map, int32_t inner,
                                               int32_t outer, uint32_t barrier, uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
@@ -40,6 +45,23 @@ static __device__ inline void ptx_tma_load_2d_multicast(uint32_t to, const CUten
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
                  ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(to),
                  "l"(map), "r"(inner), "r"(outer), "r"(barrier), "h"(ctas), "l"(policy)
+                 : "memory");
+}
+
+static __device__ inline void ptx_tma_load_3d(uint32_t to, const CUtensorMap *map, int32_t inner, int32_t middle,
+                                              int32_t outer, uint32_t barrier, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+static __device__ inline void ptx_tma_load_3d_multicast(uint32_t to, const CUtensorMap *map, int32_t inner,
+                                                        int32_t middle, int32_t outer, uint32_t barrier,
+                                                        uint16_t ctas, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(to),
+                 "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier), "h"(ctas), "l"(policy)
                  : "memory");
 }
 
