@@ -21,7 +21,8 @@ enum {
     kPackMib = 8,
     kScratchMib = 16,
     kStageCols = 2048, /* a step of stats.cu */
-    kRowSlots = 6400   /* rows x parts that keep all multiprocessors busy with statistics */
+    kLineBytes = 128,
+    kRowSlots = 6400 /* rows x parts that keep all multiprocessors busy with statistics */
 };
 
 static const int64_t kMib = 1 << 20;
@@ -183,6 +184,13 @@ lli_cuda_cut lli_cuda_cut_chunk(const lli_problem *p, const lli_config *config, 
     return lli_cuda_cut_kept(p, config->dz_cols, n, lent.x ? codes : lli_max(0, codes - copy), lent);
 }
 
+/* Matrices start on whole lines of the L2 cache: the copy engine asks for 128 bytes of a row at a time, which
+ * would lie in two. */
+static void *take_matrix(lli_arena *arena, int64_t count, size_t element_bytes) {
+    arena->used = (size_t)lli_round_up((int64_t)arena->used, kLineBytes);
+    return lli_take(arena, count, element_bytes);
+}
+
 size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *pieces) {
     lli_arena arena = {.base = base};
     const int64_t chunk = lli_max(cut->forward_tokens, cut->grad_tokens);
@@ -202,21 +210,21 @@ size_t lli_cuda_cut_carve(const lli_cuda_cut *cut, void *base, lli_cuda_pieces *
         /* from here on a chunk's own */
         .rows = lli_take(&arena, cut->row_slots, sizeof(lli_cuda_row)),
         .soft = cut->smoothing && cut->row_slots ? lli_take(&arena, chunk, sizeof(lli_exact)) : NULL,
-        .logits = lli_take(&arena, all_kept || cut->keeps ? 0 : cut->block_elems, sizeof(float)),
-        .kept = lli_take(&arena, cut->grad_tokens * cut->kept_cols, sizeof(float)),
-        .dz = cut->gradient ? lli_take(&arena, dz_bytes, 1) : NULL,
-        .x_copy = cut->want_w && !cut->lent.x ? lli_take(&arena, padded * cut->d_padded, e) : NULL,
-        .acc_x = cut->want_x ? lli_take(&arena, cut->acc_tokens * cut->d_padded, sizeof(float)) : NULL,
-        .acc_w = cut->keep_acc_w ? lli_take(&arena, cut->dz_cols * cut->d_padded, sizeof(float)) : NULL,
+        .logits = take_matrix(&arena, all_kept || cut->keeps ? 0 : cut->block_elems, sizeof(float)),
+        .kept = take_matrix(&arena, cut->grad_tokens * cut->kept_cols, sizeof(float)),
+        .dz = cut->gradient ? take_matrix(&arena, dz_bytes, 1) : NULL,
+        .x_copy = cut->want_w && !cut->lent.x ? take_matrix(&arena, padded * cut->d_padded, e) : NULL,
+        .acc_x = cut->want_x ? take_matrix(&arena, cut->acc_tokens * cut->d_padded, sizeof(float)) : NULL,
+        .acc_w = cut->keep_acc_w ? take_matrix(&arena, cut->dz_cols * cut->d_padded, sizeof(float)) : NULL,
         .bias_parts = cut->want_bias ? lli_take(&arena, groups * kDzCols, sizeof(float)) : NULL,
-        .codes = lli_take(&arena, cut->code_bytes, 1),
+        .codes = take_matrix(&arena, cut->code_bytes, 1),
         .anchors = lli_take(&arena, cut->anchors, sizeof(int32_t)),
         .edges = exchanges ? lli_take(&arena, chunk * edge_cols, sizeof(float)) : NULL,
         .max = exchanges ? lli_take(&arena, chunk * (cut->n_max + kGivenInts), sizeof(int32_t)) : NULL,
         .index = exchanges ? lli_take(&arena, chunk, sizeof(int32_t)) : NULL,
         .sum = exchanges ? lli_take(&arena, chunk * cut->n_sum, sizeof(int64_t)) : NULL,
-        .x_pack = lli_take(&arena, cut->x_pack_rows * cut->d_padded, e),
-        .scratch = lli_take(&arena, (int64_t)cut->scratch_bytes, 1),
+        .x_pack = take_matrix(&arena, cut->x_pack_rows * cut->d_padded, e),
+        .scratch = take_matrix(&arena, (int64_t)cut->scratch_bytes, 1),
     };
     if (cut->keeps)
         pieces->logits = pieces->dz; /* slots of the forward, which is done before there is a dz */

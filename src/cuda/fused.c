@@ -99,7 +99,7 @@ bool lli_cuda_map(const lli_cuda_device *device, const lli_cuda_box *of, CUtenso
     /* the address is only read from; the driver's type has no const */
     return encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, of->rank, (void *)(uintptr_t)of->data, of->sizes,
                   of->strides, of->box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 static bool describe(const lli_cuda_run *run, const void *rows, int64_t n_rows, int64_t row_stride,
@@ -117,8 +117,7 @@ static bool set_operands(const lli_cuda_run *run, const lli_cuda_chunk *chunk, i
                          lli_cuda_tiles *tiles) {
     const ll_view *x = &run->call->args->x, *w = &run->call->args->w;
     return run->device->clusters > 0 && count > 0 && lli_cuda_readable(x->data, x->row_stride) &&
-           lli_cuda_readable(w->data, w->row_stride) &&
-           set_tiles(run, chunk->count, count, tiles) &&
+           lli_cuda_readable(w->data, w->row_stride) && set_tiles(run, chunk->count, count, tiles) &&
            describe(run, lli_row(x, chunk->first), chunk->count, x->row_stride, kFusedMapRows, &tiles->x) &&
            describe(run, lli_row(w, begin), count, w->row_stride, kFusedMapCols, &tiles->w);
 }

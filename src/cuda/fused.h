@@ -104,17 +104,17 @@ LLI_C int lli_cuda_load_kept_dz(void);
  *   grad_x   of[0]   c [tokens, n_hidden] (+)= dz w       k: columns, block by block
  *   grad_w   of[1]   c [columns, n_hidden] (+)= dz^T x    k: tokens
  *
- * in tiles of 256 rows and 192 columns; where n_hidden is no multiple of 192, the last tile of a row is narrower.
- * n_hidden is a multiple of kGradBlock; beyond their rows operands are read as zeros. The columns of grad_x are a
- * multiple of 64 (the rest is a product of its own, work.h); those of grad_w need not be.
+ * in tiles of 256 rows and 192 columns; where n_hidden is no multiple of 192, the last tile of a row is
+ * narrower. n_hidden is a multiple of kGradBlock; beyond their rows operands are read as zeros. The columns
+ * of grad_x are a multiple of 64 (the rest is a product of its own, work.h); those of grad_w need not be.
  *
- * The dz of block b are columns b % 2 * kSumCols on of the memory of dz. From block `ready` on the kernel makes
- * them itself, from what was kept: those of a block behind the products of the one before. */
+ * The dz of block b are columns b % 2 * kSumCols on of the memory of dz. From block `ready` on the kernel
+ * makes them itself, from what was kept: those of a block behind the products of the one before. */
 enum {
-    kGradBlock = 64,    /* an operand's elements along the index that is not k; of k, a stage */
-    kGradRuns = 4,      /* wide and narrow tiles of both products */
-    kKeptRows = 8,      /* of a piece of dz that is made from what was kept ... */
-    kKeptTiles = 16     /* ... and its canonical tiles */
+    kGradBlock = 64, /* an operand's elements along the index that is not k; of k, a stage */
+    kGradRuns = 4,   /* wide and narrow tiles of both products */
+    kKeptRows = 8,   /* of a piece of dz that is made from what was kept ... */
+    kKeptTiles = 16  /* ... and its canonical tiles */
 };
 
 typedef enum lli_cuda_grad_form { kGradOverwrite, kGradAdd, kGradNarrow } lli_cuda_grad_form;
@@ -176,8 +176,10 @@ static inline lli_cuda_grad_block lli_cuda_grad_block_of(int64_t n_tokens, int64
         block.tiles += run->tiles;
         if (!of_w) block.x_tiles += run->tiles;
     }
-    const uint32_t of_rows = kGradBlock, piece_rows = kKeptRows, piece_cols = (uint32_t)kKeptTiles * (uint32_t)kTileCols;
-    block.pieces = block.depth[1] * (of_rows / piece_rows) * (uint32_t)((n_cols + piece_cols - 1) / piece_cols);
+    const uint32_t of_rows = kGradBlock, piece_rows = kKeptRows,
+                   piece_cols = (uint32_t)kKeptTiles * (uint32_t)kTileCols;
+    block.pieces =
+        block.depth[1] * (of_rows / piece_rows) * (uint32_t)((n_cols + piece_cols - 1) / piece_cols);
     return block;
 }
 

@@ -1,14 +1,14 @@
-/* Queues the gradients' products on Hopper (fused.h): which ones the kernel takes, and how the copy engine finds
- * their operands. What it does not take goes to cuBLASLt (gradient.c): the same bits. */
+/* Queues the gradients' products on Hopper (fused.h): which ones the kernel takes, and how the copy engine
+ * finds their operands. What it does not take goes to cuBLASLt (gradient.c): the same bits. */
 #include "cuda/fused.h"
 #include "cuda/run.h"
 
 enum {
     kLeastTokens = 256, /* fewer fill a part of a tile's rows only */
     kCountLimit = 1 << 30,
-    kRowGroup = 8,     /* 2048 rows of dz, which the L2 cache keeps beside the columns at hand */
-    kHalfDepth = 32,   /* of k, which a block of the cluster loads for both */
-    kTileWarps = 8     /* that write a tile, of both blocks */
+    kRowGroup = 4,   /* 1024 rows or columns of dz: 16 MiB over 8192 of k, which the L2 cache keeps */
+    kHalfDepth = 32, /* of k, which a block of the cluster loads for both */
+    kTileWarps = 8   /* that write a tile, of both blocks */
 };
 
 /* Rows of k one behind the other, `cols` elements of the other index along each. */
@@ -51,10 +51,10 @@ static bool set_products(const lli_cuda_run *run, const lli_cuda_grad_job *job,
     return (!job->grad_x || (straight(run, run->pieces.dz, rows, dz_ld, dz_ld, &x->a) &&
                              turned(run, lli_row(w, job->begin), job->count, run->cut.d, w->row_stride,
                                     kHalfDepth, kFusedCols, &x->b))) &&
-           (!job->grad_w || (turned(run, run->pieces.dz, rows, dz_ld, dz_ld, kGradBlock, kFusedMapRows,
-                                    &of_w->a) &&
-                             turned(run, run->pieces.x_copy, rows, run->cut.d, run->cut.d_padded, kHalfDepth,
-                                    kFusedCols, &of_w->b)));
+           (!job->grad_w ||
+            (turned(run, run->pieces.dz, rows, dz_ld, dz_ld, kGradBlock, kFusedMapRows, &of_w->a) &&
+             turned(run, run->pieces.x_copy, rows, run->cut.d, run->cut.d_padded, kHalfDepth, kFusedCols,
+                    &of_w->b)));
 }
 
 /* False where tiles, their stages or the warps that write them would not be counted in 32 bits. */
@@ -80,8 +80,8 @@ bool lli_cuda_grad_takes(const lli_cuda_run *run, const lli_cuda_grad_job *job,
     *products = (lli_cuda_grad_products){.queue = &run->pieces.totals->queue, .dz = job->dz};
     if (job->kept) products->kept = *job->kept;
     return run->device->clusters > 0 && job->chunk->count >= kLeastTokens && run->cut.d % kGradBlock == 0 &&
-           job->count > 0 && (job->count <= kSumCols || run->cut.dz_cols >= 2 * kSumCols ||
-                              run->cut.dz_cols >= job->count) &&
+           job->count > 0 &&
+           (job->count <= kSumCols || run->cut.dz_cols >= 2 * kSumCols || run->cut.dz_cols >= job->count) &&
            (!job->grad_x || lli_cuda_readable(w->data, w->row_stride)) && set_blocks(run, job, products) &&
            set_products(run, job, products);
 }

@@ -21,21 +21,21 @@
  * Each block of the cluster loads one half of b's k into both. For wgmma, 8 rows of k are 1024 bytes, and
  * blocks of 64 lie 4096 bytes apart in b; in a, a product has one.
  *
- * An element is one sum a block of columns in ascending k, and one addition to what is there, block by block: its
- * bits depend neither on the grid nor on the tile. 192 columns hardly ever divide n_hidden; the last tile of a
- * row has 64 or 128, by instructions of that width.
+ * An element is one sum a block of columns in ascending k, and one addition to what is there, block by block:
+ * its bits depend neither on the grid nor on the tile. 192 columns hardly ever divide n_hidden; the last tile
+ * of a row has 64 or 128, by instructions of that width.
  *
- * Tiles differ in cost, so clusters ask for them: numbers are handed out in ascending order, block by block. A
- * tile of block b waits for
+ * Tiles differ in cost, so clusters ask for them: numbers are handed out in ascending order, block by block.
+ * A tile of block b waits for
  *
  *   made       all dz of the block, where the kernel makes them
  *   x_warps    the sums of grad_x of block b - 1
  *
- * and a piece of dz of block b for `warps`, all tiles of block b - 2, whose dz it writes over. Whoever holds a
- * number is running, and waits for earlier numbers only: any number of clusters at work gets to the end.
+ * and a piece of dz of block b for `warps`, all tiles of block b - 2, whose dz it writes over. Whoever holds
+ * a number is running, and waits for earlier numbers only: any number of clusters at work gets to the end.
  *
- * Shared memory: the ring, 204,880 bytes; orders of tiles; rows of the warps that make dz. Registers: 56 for the
- * first warpgroup, 224 for the others: 64,512 of 65,536. */
+ * Shared memory: the ring, 204,880 bytes; orders of tiles; rows of the warps that make dz. Registers: 56 for
+ * the first warpgroup, 224 for the others: 64,512 of 65,536. */
 #include "cuda/dz.cuh"
 #include "cuda/ptx/counter.cuh"
 #include "cuda/sm90_tiles.cuh"
@@ -52,15 +52,15 @@ enum {
     kMakers = 3,
     kTileWarps = 8, /* that write a cluster's tile */
     kCountLimit = 1 << 25,
-    kStoreCols = 32, /* of a row at a time */
+    kStoreCols = 32,       /* of a row at a time */
     kPaceNanoseconds = 150 /* between those and the next: many stores at once take cycles from the
                               products of the other warpgroup; grad_x is read first, which is pace enough */
 };
 
-/* A tile, from the thread that loads it to the warpgroup that multiplies. It is written before the loads of the
- * warpgroup's tile before, and may be read once those have come. (A barrier of its own would be a loop between
- * tiles: with one, or with a turn passed on behind the last tile, the compiler finds no registers for the sums
- * and serializes the products.) */
+/* A tile, from the thread that loads it to the warpgroup that multiplies. It is written before the loads of
+ * the warpgroup's tile before, and may be read once those have come. (A barrier of its own would be a loop
+ * between tiles: with one, or with a turn passed on behind the last tile, the compiler finds no registers for
+ * the sums and serializes the products.) */
 typedef struct grad_order {
     uint32_t step, depth; /* the cluster's first stage, and their number; 0: there are no more tiles */
     uint32_t kind;        /* kBlocks of_w + width */
@@ -144,8 +144,7 @@ static __device__ inline void wait_for(const uint32_t *count, uint32_t wanted) {
 static __device__ inline void wait_for_block(const lli_cuda_grad_products *args, uint32_t block) {
     const lli_cuda_grad_queue *queue = args->queue;
     if (block > 0) {
-        wait_for(&queue->x_warps[(block - 1) % 2],
-                 ((block - 1) / 2 + 1) * kTileWarps * args->block.x_tiles);
+        wait_for(&queue->x_warps[(block - 1) % 2], ((block - 1) / 2 + 1) * kTileWarps * args->block.x_tiles);
     }
     if (block >= args->ready) {
         wait_for(&queue->made[block % 2],
@@ -161,8 +160,8 @@ static __device__ inline void leave_queue(const lli_cuda_grad_products *args) {
 
 /* ---- Loads -------------------------------------------------------------------------------------- */
 
-static __device__ inline void load_tile(const lli_cuda_grad_products *args,
-                                        product_shared<fused_tile> *ring, const grad_order *order) {
+static __device__ inline void load_tile(const lli_cuda_grad_products *args, product_shared<fused_tile> *ring,
+                                        const grad_order *order) {
     const uint32_t rank = ptx_cluster_ctarank(), of_w = order->kind > kBlocks;
     const lli_cuda_grad_product *product = &args->of[of_w];
     const uint64_t policy = ptx_createpolicy_evict_last();
@@ -247,12 +246,11 @@ static __device__ inline void grad_multiply(product_shared<fused_tile> *shared, 
 
 /* ---- Sums --------------------------------------------------------------------------------------- */
 
-/* Of 16 columns of a row a lane has two in the first 8 and two in the second. Neighbouring lanes swap: the even
- * one then has four in a row of the first, the odd one of the second; a quad has 64 bytes of f32. */
+/* Of 16 columns of a row a lane has two in the first 8 and two in the second. Neighbouring lanes swap: the
+ * even one then has four in a row of the first, the odd one of the second; a quad has 64 bytes of f32. */
 static __device__ inline float4 four_of_sixteen(const tile_logits acc, int half, int i, int lane) {
     const bool odd = lane & 1;
-    const float first[2] = {acc[half][i], acc[half][i + 1]},
-                second[2] = {acc[half][i + 4], acc[half][i + 5]};
+    const float first[2] = {acc[half][i], acc[half][i + 1]}, second[2] = {acc[half][i + 4], acc[half][i + 5]};
     const float x = __shfl_xor_sync(0xffffffffu, odd ? first[0] : second[0], 1),
                 y = __shfl_xor_sync(0xffffffffu, odd ? first[1] : second[1], 1);
     return odd ? make_float4(x, y, second[0], second[1]) : make_float4(first[0], first[1], x, y);
@@ -401,7 +399,8 @@ static __device__ inline void make_four_tiles(const lli_cuda_grad_products *args
 /* One warp. */
 static __device__ inline void make_dz(const lli_cuda_grad_products *args, dz_row *rows) {
     const int lane = this_lane();
-    const uint32_t alike = args->n_blocks - 1 - args->ready, all = alike * args->block.pieces + args->last.pieces;
+    const uint32_t alike = args->n_blocks - 1 - args->ready,
+                   all = alike * args->block.pieces + args->last.pieces;
     for (;;) {
         uint32_t piece = 0;
         if (lane == 0) piece = atomicAdd(&args->queue->pieces, 1);
@@ -409,7 +408,8 @@ static __device__ inline void make_dz(const lli_cuda_grad_products *args, dz_row
         if (piece >= all) return;
         const uint32_t of = piece < alike * args->block.pieces ? piece / args->block.pieces : alike;
         const uint32_t block = args->ready + of, within = piece - of * args->block.pieces;
-        const uint32_t across = block_of(args, block)->pieces / (args->block.depth[1] * (kGradBlock / kKeptRows));
+        const uint32_t across =
+            block_of(args, block)->pieces / (args->block.depth[1] * (kGradBlock / kKeptRows));
         const int64_t first = (int64_t)(within / across) * kKeptRows;
         if (lane == 0) wait_for(&args->queue->warps[block % 2], block / 2 * kTileWarps * args->block.tiles);
         if (lane < kKeptRows) load_row(&args->dz, first + lane, &rows[lane]);
@@ -443,7 +443,8 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
     if (threadIdx.x < 128) {
         ptx_setmaxnreg_dec<kLoadRegisters>();
         if (threadIdx.x == 0) load_tiles(&args, shared);
-        if (threadIdx.x >= 32 && args.ready < args.n_blocks) make_dz(&args, shared->rows[threadIdx.x / 32 - 1]);
+        if (threadIdx.x >= 32 && args.ready < args.n_blocks)
+            make_dz(&args, shared->rows[threadIdx.x / 32 - 1]);
     } else {
         ptx_setmaxnreg_inc<kMultiplyRegisters>();
         const uint32_t second = threadIdx.x / 128 - 1;
@@ -453,12 +454,24 @@ static __global__ void __cluster_dims__(kProductCluster, 1, 1) __launch_bounds__
             if (order->depth == 0) break;
             product_await_turn<fused_tile>(second);
             switch (order->kind) {
-            case 1: tile_of_grad<0, 1>(&args, shared, order, second); break;
-            case 2: tile_of_grad<0, 2>(&args, shared, order, second); break;
-            case 3: tile_of_grad<0, 3>(&args, shared, order, second); break;
-            case 4: tile_of_grad<1, 1>(&args, shared, order, second); break;
-            case 5: tile_of_grad<1, 2>(&args, shared, order, second); break;
-            default: tile_of_grad<1, 3>(&args, shared, order, second); break;
+            case 1:
+                tile_of_grad<0, 1>(&args, shared, order, second);
+                break;
+            case 2:
+                tile_of_grad<0, 2>(&args, shared, order, second);
+                break;
+            case 3:
+                tile_of_grad<0, 3>(&args, shared, order, second);
+                break;
+            case 4:
+                tile_of_grad<1, 1>(&args, shared, order, second);
+                break;
+            case 5:
+                tile_of_grad<1, 2>(&args, shared, order, second);
+                break;
+            default:
+                tile_of_grad<1, 3>(&args, shared, order, second);
+                break;
             }
         }
     }

@@ -223,15 +223,16 @@ typedef struct w_place {
     bool emit; /* f32 sums of the block, of which grad_w is made after the last chunk */
 } w_place;
 
-/* Into grad_w itself where the products can; into f32 sums of the block where a narrow grad_w has several chunks.
- * False: by slices. */
+/* Into grad_w itself where the products can; into f32 sums of the block where a narrow grad_w has several
+ * chunks. False: by slices. */
 static bool place_w(const lli_cuda_run *run, const grad_step *step, w_place *place) {
     const ll_view *out = &run->call->args->grad_w;
     const bool accumulate = run->call->args->accumulate & LL_ACCUMULATE_W;
     const bool f32 = out->dtype == LL_DTYPE_F32, alone = step->first_chunk && step->last_chunk;
     const int32_t sum = step->first_chunk && !(accumulate && f32) ? kGradOverwrite : kGradAdd;
     if (lli_cuda_aligned(out) && run->cut.d == run->cut.d_padded && (f32 || (alone && !accumulate))) {
-        *place = (w_place){(void *)lli_row(out, step->begin), out->row_stride, f32 ? sum : kGradNarrow, false};
+        *place =
+            (w_place){(void *)lli_row(out, step->begin), out->row_stride, f32 ? sum : kGradNarrow, false};
         return true;
     }
     *place = (w_place){run->pieces.acc_w, run->cut.d_padded, sum, true};
@@ -301,7 +302,8 @@ static bool takes_both(const lli_cuda_run *run, const grad_step *step, int64_t r
     return lli_cuda_grad_takes(run, &job, products);
 }
 
-/* What is left of grad_x: the columns beyond the last multiple of 64, whose dz lie in the last block's half. */
+/* What is left of grad_x: the columns beyond the last multiple of 64, whose dz lie in the last block's half.
+ */
 static ll_status multiply_both(const lli_cuda_run *run, const grad_step *step,
                                const lli_cuda_grad_products *products, const w_place *place) {
     const int64_t tail = step->count % kTailCols, whole = step->count - tail;
@@ -476,8 +478,8 @@ bool lli_cuda_keeps(const lli_cuda_run *run) {
     return lli_cuda_fused_takes(&of_chunk, &chunk, &kept, &fused);
 }
 
-/* All blocks in one launch, where everything is kept and two blocks of dz have room: a block's dz are made behind
- * the products of the one before, but for those whose exponentials lie in the sums of grad_x. */
+/* All blocks in one launch, where everything is kept and two blocks of dz have room: a block's dz are made
+ * behind the products of the one before, but for those whose exponentials lie in the sums of grad_x. */
 static ll_status kept_at_once(const lli_cuda_run *run, const lli_cuda_chunk *chunk, const lli_cuda_kept *kept,
                               bool *done) {
     grad_step step = {.chunk = chunk,
@@ -487,12 +489,12 @@ static ll_status kept_at_once(const lli_cuda_run *run, const lli_cuda_chunk *chu
                       .last_chunk = chunk->first + chunk->count == run->call->n_tokens,
                       .acc_x = run->pieces.acc_x,
                       .kept = kept};
-    const int64_t ready = lli_min(run->cut.v, lli_round_up(lli_max(1, kept->sum_end * (int64_t)kTileCols),
-                                                           kSumCols));
+    const int64_t ready =
+        lli_min(run->cut.v, lli_round_up(lli_max(1, kept->sum_end * (int64_t)kTileCols), kSumCols));
     lli_cuda_grad_products products;
     w_place place;
-    *done = kept->n_tiles * (int64_t)kTileCols >= run->cut.v &&
-            takes_both(run, &step, ready, &products, &place);
+    *done =
+        kept->n_tiles * (int64_t)kTileCols >= run->cut.v && takes_both(run, &step, ready, &products, &place);
     if (!*done) return LL_STATUS_OK;
     grad_step first = step;
     first.count = ready;

@@ -68,8 +68,8 @@ bool lli_cuda_fused_dz_takes(const lli_cuda_run *run, const lli_cuda_chunk *chun
                              struct lli_cuda_fused_dz *fused);
 ll_status lli_cuda_fused_form_dz(const lli_cuda_run *run, const struct lli_cuda_fused_dz *fused);
 
-/* Both products of columns [begin, begin + count) of the run, a chunk of tokens and their dz in memory (or, from
- * what was kept, in the making), in one launch (fused.h). */
+/* Both products of columns [begin, begin + count) of the run, a chunk of tokens and their dz in memory (or,
+ * from what was kept, in the making), in one launch (fused.h). */
 typedef struct lli_cuda_grad_job {
     const lli_cuda_chunk *chunk;
     int64_t begin, count;
@@ -87,8 +87,8 @@ bool lli_cuda_grad_takes(const lli_cuda_run *run, const lli_cuda_grad_job *job,
                          struct lli_cuda_grad_products *products);
 ll_status lli_cuda_grad_multiply(const lli_cuda_run *run, const struct lli_cuda_grad_products *products);
 
-/* A box of a bf16 matrix as the copy engine loads it; and its rules: rows start on 16 bytes, no further apart than
- * 2^40. */
+/* A box of a bf16 matrix as the copy engine loads it; and its rules: rows start on 16 bytes, no further apart
+ * than 2^40. */
 typedef struct lli_cuda_box {
     const void *data;
     uint32_t rank;

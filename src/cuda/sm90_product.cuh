@@ -174,8 +174,9 @@ template <typename Tile> static __device__ inline void product_pass_turn(bool se
     if (Tile::kTurns) ptx_barrier_arrive(second ? kFirstsTurn : kSecondsTurn, kTurnThreads);
 }
 
-/* The stages of one tile, from the cluster's stage number `step` on, counted from 0: multiply(stage, add) queues
- * the products of a stage. In its turn, which it passes on. All 128 threads of a warpgroup; `second`: of the two.
+/* The stages of one tile, from the cluster's stage number `step` on, counted from 0: multiply(stage, add)
+ * queues the products of a stage. In its turn, which it passes on. All 128 threads of a warpgroup; `second`:
+ * of the two.
  */
 template <typename Tile, typename Multiply>
 static __device__ inline void product_stages(product_shared<Tile> *shared, uint32_t step, bool second,

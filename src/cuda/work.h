@@ -28,8 +28,9 @@ enum {
     kParts = 64      /* the most parts of a row whose statistics are gathered side by side */
 };
 
-/* What the clusters of a launch of grad_sm90.cu tell one another; zeros before and after it. Blocks of columns that
- * share a half of dz's memory share a count: of the later one nothing is done before the earlier one is through. */
+/* What the clusters of a launch of grad_sm90.cu tell one another; zeros before and after it. Blocks of
+ * columns that share a half of dz's memory share a count: of the later one nothing is done before the earlier
+ * one is through. */
 typedef struct lli_cuda_grad_queue {
     uint32_t tiles, pieces;                 /* handed out: tiles of products, pieces of dz */
     uint32_t x_warps[2], warps[2], made[2]; /* by half: warps that wrote a tile of grad_x, of any; pieces */

@@ -1,5 +1,5 @@
-/* Counts in global memory by which blocks of a launch wait for one another. One instruction a function, named after
- * it. sm_70. */
+/* Counts in global memory by which blocks of a launch wait for one another. One instruction a function, named
+ * after it. sm_70. */
 #ifndef LLI_CUDA_PTX_COUNTER_CUH
 #define LLI_CUDA_PTX_COUNTER_CUH
 

@@ -51,7 +51,8 @@ static __device__ inline void ptx_mbarrier_arrive_cluster(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Four bytes into the shared memory of a block of the cluster, counted by a barrier there; both from ptx_mapa. */
+/* Four bytes into the shared memory of a block of the cluster, counted by a barrier there; both from
+ * ptx_mapa. */
 static __device__ inline void ptx_st_async_b32(uint32_t to, uint32_t value, uint32_t barrier) {
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
                  "r"(value), "r"(barrier)

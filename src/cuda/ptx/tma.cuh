@@ -48,8 +48,9 @@ static __device__ inline void ptx_tma_load_2d_multicast(uint32_t to, const CUten
                  : "memory");
 }
 
-static __device__ inline void ptx_tma_load_3d(uint32_t to, const CUtensorMap *map, int32_t inner, int32_t middle,
-                                              int32_t outer, uint32_t barrier, uint64_t policy) {
+static __device__ inline void ptx_tma_load_3d(uint32_t to, const CUtensorMap *map, int32_t inner,
+                                              int32_t middle, int32_t outer, uint32_t barrier,
+                                              uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
                  "l"(map), "r"(inner), "r"(middle), "r"(outer), "r"(barrier), "l"(policy)
