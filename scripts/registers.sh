@@ -14,6 +14,7 @@ most=168
 allowed() {
     case $1 in
     *fusedILb1*) echo 32 ;;
+    *grad_products*) echo 176 ;; # addresses of sums, once a tile; rows beyond the float formula, in double
     *fused_dz*) echo 8 ;; # the tile's number, once a tile
     *) echo 0 ;;
     esac

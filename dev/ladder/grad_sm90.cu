@@ -2,8 +2,8 @@
  *
  *   check   every f32 and bf16 sum bit for bit, ragged sizes too, on poisoned outputs, overwritten and added
  *           to; samples against double
- *   time    all columns of a pass, in one launch and in several, in turn with cuBLASLt as gradient.c calls it,
- *           medians; dz are there
+ *   time    all columns of a pass, in one launch and in several, in turn with cuBLASLt as gradient.c calls
+ * it, medians; dz are there
  *
  * build: nvcc -O3 -std=c++20 -fmad=false -I../../src -I../../include -gencode=arch=compute_90a,code=sm_90a
  *        --diag-suppress=177 grad_sm90.cu -lcublasLt */
@@ -138,7 +138,8 @@ static void run_lt(bool turned_a, bool narrow, bool add, const void *a, int64_t 
     const float one = 1, zero = 0;
     const cudaDataType_t out = narrow ? CUDA_R_16BF : CUDA_R_32F;
     CHECK(cublasLtMatmulDescInit(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    if (turned_a) CHECK(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &turned, sizeof turned));
+    if (turned_a)
+        CHECK(cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &turned, sizeof turned));
     known *it = nullptr;
     for (int i = 0; i < n_known; i++) {
         known *x = &knowns[i];
@@ -155,7 +156,8 @@ static void run_lt(bool turned_a, bool narrow, bool add, const void *a, int64_t 
         const size_t bytes = 0;
         const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
         CHECK(cublasLtMatrixLayoutInit(&bl, CUDA_R_16BF, cols, nk, cols));
-        CHECK(cublasLtMatrixLayoutInit(&al, CUDA_R_16BF, turned_a ? nr : nk, turned_a ? nk : nr, turned_a ? nr : nk));
+        CHECK(cublasLtMatrixLayoutInit(&al, CUDA_R_16BF, turned_a ? nr : nk, turned_a ? nk : nr,
+                                       turned_a ? nr : nk));
         CHECK(cublasLtMatrixLayoutInit(&cl, out, cols, nr, cols));
         CHECK(cublasLtMatmulPreferenceInit(&wish));
         CHECK(cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
@@ -248,17 +250,19 @@ static int differing(const char *what, const problem *p, const void *a, const vo
     compare<<<1024, 256>>>((const uint16_t *)a, (const uint16_t *)b, bytes / 2, out);
     CHECK(cudaMemcpy(host, out, 16, cudaMemcpyDeviceToHost));
     if (host[0]) {
-        printf("FAIL %s n%d d%d v%d forms %d %d, %d clusters: %llu of %lld halves differ, first %llu\n", what, p->n, p->d, p->v,
-               p->form_x, p->form_w, grid_clusters, host[0], (long long)bytes / 2, host[1]);
+        printf("FAIL %s n%d d%d v%d forms %d %d, %d clusters: %llu of %lld halves differ, first %llu\n", what,
+               p->n, p->d, p->v, p->form_x, p->form_w, grid_clusters, host[0], (long long)bytes / 2, host[1]);
     }
     return host[0] != 0;
 }
 
 static int check(int n, int d, int v) {
     const int64_t ld = padded(v) + 64, rows = padded(n), w_ld = d + 8;
-    bf16 *dz = (bf16 *)take(rows * ld * 2), *w = (bf16 *)take((int64_t)v * w_ld * 2), *x = (bf16 *)take(rows * d * 2);
+    bf16 *dz = (bf16 *)take(rows * ld * 2), *w = (bf16 *)take((int64_t)v * w_ld * 2),
+         *x = (bf16 *)take(rows * d * 2);
     const int64_t x_bytes = (int64_t)n * d * 4 + 4096, w_bytes = (int64_t)v * d * 4 + 4096;
-    char *xs[2] = {(char *)take(x_bytes), (char *)take(x_bytes)}, *ws[2] = {(char *)take(w_bytes), (char *)take(w_bytes)};
+    char *xs[2] = {(char *)take(x_bytes), (char *)take(x_bytes)},
+         *ws[2] = {(char *)take(w_bytes), (char *)take(w_bytes)};
     double *out = (double *)take(16), worst = 0;
     int failed = 0;
     fill<<<1024, 256>>>(dz, rows * ld, 0.01f, 11);
@@ -266,8 +270,11 @@ static int check(int n, int d, int v) {
     fill<<<1024, 256>>>(x, rows * d, 1.0f, 13);
     for (int64_t r = n; r < rows; r++) CHECK(cudaMemset(dz + r * ld, 0, ld * 2)); /* as dz's makers pad it */
     CHECK(cudaMemset2D(dz + v, ld * 2, 0, (padded(v) - v) * 2, rows));
-    static const int forms[][2] = {{kGradOverwrite, kGradOverwrite}, {kGradAdd, kGradAdd}, {kGradAdd, kGradNarrow},
-                                   {kGradAdd, -1}, {-1, kGradOverwrite}};
+    static const int forms[][2] = {{kGradOverwrite, kGradOverwrite},
+                                   {kGradAdd, kGradAdd},
+                                   {kGradAdd, kGradNarrow},
+                                   {kGradAdd, -1},
+                                   {-1, kGradOverwrite}};
     for (const int *form : forms) {
         problem p = {n, d, v, dz, w, x, ld, w_ld, nullptr, nullptr, form[0], form[1]};
         for (int who = 0; who < 2; who++) {
@@ -279,15 +286,19 @@ static int check(int n, int d, int v) {
             if (who == 1) run_theirs(&p);
             CHECK(cudaDeviceSynchronize());
         }
-        failed += differing("grad_x", &p, xs[0], xs[1], x_bytes) + differing("grad_w", &p, ws[0], ws[1], w_bytes);
+        failed +=
+            differing("grad_x", &p, xs[0], xs[1], x_bytes) + differing("grad_w", &p, ws[0], ws[1], w_bytes);
         if (form[0] != kGradOverwrite) continue;
         for (int i = 0; i < 24; i++) {
             const bool of_w = i % 2;
-            const int64_t m = of_w ? v : n, r = i < 2 ? m - 1 : i * 7919 % m, c = i < 4 ? d - 1 : i * 104729 % d;
+            const int64_t m = of_w ? v : n, r = i < 2 ? m - 1 : i * 7919 % m,
+                          c = i < 4 ? d - 1 : i * 104729 % d;
             double want[2];
             float got;
-            if (of_w) reference<<<1, 256>>>(dz, 1, ld, x, d, n, r, c, out);
-            else reference<<<1, 256>>>(dz, ld, 1, w, w_ld, v / 64 * 64, r, c, out);
+            if (of_w)
+                reference<<<1, 256>>>(dz, 1, ld, x, d, n, r, c, out);
+            else
+                reference<<<1, 256>>>(dz, ld, 1, w, w_ld, v / 64 * 64, r, c, out);
             CHECK(cudaMemcpy(want, out, 16, cudaMemcpyDeviceToHost));
             CHECK(cudaMemcpy(&got, (of_w ? ws : xs)[0] + (r * d + c) * 4, 4, cudaMemcpyDeviceToHost));
             if (!of_w && (v < 64 || v > kSumCols)) continue; /* a sum of one block */
@@ -298,7 +309,9 @@ static int check(int n, int d, int v) {
     failed += worst > 1e-5;
     printf("check n%d d%d v%d, %d clusters: %s; error %.1e of the terms' magnitude\n", n, d, v, grid_clusters,
            failed ? "FAILED" : "bits equal", worst);
-    for (void *q : {(void *)dz, (void *)w, (void *)x, (void *)xs[0], (void *)xs[1], (void *)ws[0], (void *)ws[1], (void *)out}) CHECK(cudaFree(q));
+    for (void *q : {(void *)dz, (void *)w, (void *)x, (void *)xs[0], (void *)xs[1], (void *)ws[0],
+                    (void *)ws[1], (void *)out})
+        CHECK(cudaFree(q));
     return failed;
 }
 
@@ -316,10 +329,14 @@ typedef struct variant {
 } variant;
 
 static const variant variants[] = {
-    {"cuBLASLt", 1, 16384, 8, true, true},       {"a launch of 8192", 0, 8192, 8, true, true},
-    {"a launch of 16384", 0, 16384, 8, true, true}, {"one launch", 0, INT32_MAX, 8, true, true},
-    {"one launch", 0, INT32_MAX, 4, true, true},  {"cuBLASLt, grad_x", 1, 16384, 8, true, false},
-    {"one launch, grad_x", 0, INT32_MAX, 8, true, false}, {"cuBLASLt, grad_w", 1, 16384, 8, false, true},
+    {"cuBLASLt", 1, 16384, 8, true, true},
+    {"a launch of 8192", 0, 8192, 8, true, true},
+    {"a launch of 16384", 0, 16384, 8, true, true},
+    {"one launch", 0, INT32_MAX, 8, true, true},
+    {"one launch", 0, INT32_MAX, 4, true, true},
+    {"cuBLASLt, grad_x", 1, 16384, 8, true, false},
+    {"one launch, grad_x", 0, INT32_MAX, 8, true, false},
+    {"cuBLASLt, grad_w", 1, 16384, 8, false, true},
     {"one launch, grad_w", 0, INT32_MAX, 8, false, true},
 };
 enum { kVariants = sizeof variants / sizeof variants[0] };
@@ -336,8 +353,10 @@ static void pass(const variant *v, const problem *p, int form_w) {
         q.grad_w = (char *)p->grad_w + c * p->d * (form_w == kGradNarrow ? 2 : 4);
         q.form_x = !v->x ? -1 : c ? kGradAdd : kGradOverwrite;
         q.form_w = v->w ? form_w : -1;
-        if (v->theirs) run_theirs(&q);
-        else run_ours(&q);
+        if (v->theirs)
+            run_theirs(&q);
+        else
+            run_ours(&q);
     }
 }
 
@@ -372,8 +391,8 @@ static void time_all(int n, int d, int columns, int form_w, int rounds) {
         const variant *v = &variants[which], *theirs = v;
         while (!theirs->theirs) theirs--; /* the one before */
         const double ms = median(times[which]), base = median(times[theirs - variants]);
-        printf("time n%d d%d v%d %s %-18s groups of %d %8.3f ms  %6.1f TFLOP/s  %.3f of cuBLASLt\n", n, d, columns,
-               form_w == kGradNarrow ? "bf16" : "f32", v->name, v->group_rows, ms,
+        printf("time n%d d%d v%d %s %-18s groups of %d %8.3f ms  %6.1f TFLOP/s  %.3f of cuBLASLt\n", n, d,
+               columns, form_w == kGradNarrow ? "bf16" : "f32", v->name, v->group_rows, ms,
                2e-9 * n * d * columns * (v->x + v->w) / ms, ms / base);
     }
     for (void *q : {(void *)dz, (void *)w, (void *)x, (void *)p.grad_x, p.grad_w}) CHECK(cudaFree(q));
@@ -394,7 +413,8 @@ int main(int argc, char **argv) {
         grid_clusters = 66;
         for (int d : {64, 128, 192, 256, 448, 2048, 4096, 5120, 7168}) failed += check(257, d, 777);
         for (int n : {1, 2, 17, 64, 129, 1024}) failed += check(n, 512, 3000);
-        failed += check(4095, 4096, 8192) + check(1000, 2048, 8192) + check(2048, 448, 16383) + check(9000, 256, 200);
+        failed += check(4095, 4096, 8192) + check(1000, 2048, 8192) + check(2048, 448, 16383) +
+                  check(9000, 256, 200);
     }
     if (argc < 2 || strcmp(argv[1], "time") == 0) {
         time_all(4096, 4096, 131072, kGradOverwrite, 7);

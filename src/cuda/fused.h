@@ -111,10 +111,12 @@ LLI_C int lli_cuda_load_kept_dz(void);
  * The dz of block b are columns b % 2 * kSumCols on of the memory of dz. From block `ready` on the kernel
  * makes them itself, from what was kept: those of a block behind the products of the one before. */
 enum {
-    kGradBlock = 64, /* an operand's elements along the index that is not k; of k, a stage */
-    kGradRuns = 4,   /* wide and narrow tiles of both products */
-    kKeptRows = 8,   /* of a piece of dz that is made from what was kept ... */
-    kKeptTiles = 16  /* ... and its canonical tiles */
+    kGradBlock = 64,     /* an operand's elements along the index that is not k; of k, a stage */
+    kGradRuns = 4,       /* wide and narrow tiles of both products */
+    kGradHalfDepth = 32, /* of k, which a block of a cluster loads for both */
+    kGradTileWarps = 8,  /* that write a tile, of both blocks */
+    kKeptRows = 8,       /* of a piece of dz that is made from what was kept ... */
+    kKeptTiles = 16      /* ... and its canonical tiles */
 };
 
 typedef enum lli_cuda_grad_form { kGradOverwrite, kGradAdd, kGradNarrow } lli_cuda_grad_form;

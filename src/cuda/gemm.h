@@ -4,6 +4,8 @@
  *   grad_x   [tokens, n_hidden] (+)= dz w       f32                    (k: columns)
  *   grad_w   [columns, n_hidden] (+)= dz^T x    f32, or w's dtype      (k: tokens)
  *
+ * On Hopper two kernels of ours take most of them (fused.h), with the same bits.
+ *
  * An algorithm is chosen from dtype, n_hidden, nominal sizes and the device alone, without split-k and
  * without a workspace, so the order in which an element's k is added up does not depend on how many tokens or
  * columns a call has; tests/cuda proves it by bits. Rows of operands start on 16 bytes and results have a

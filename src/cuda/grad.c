@@ -6,9 +6,7 @@
 enum {
     kLeastTokens = 256, /* fewer fill a part of a tile's rows only */
     kCountLimit = 1 << 30,
-    kRowGroup = 4,   /* 1024 rows or columns of dz: 16 MiB over 8192 of k, which the L2 cache keeps */
-    kHalfDepth = 32, /* of k, which a block of the cluster loads for both */
-    kTileWarps = 8   /* that write a tile, of both blocks */
+    kRowGroup = 4 /* 1024 rows or columns of dz: 16 MiB over 8192 of k, which the L2 cache keeps */
 };
 
 /* Rows of k one behind the other, `cols` elements of the other index along each. */
@@ -17,7 +15,7 @@ static bool turned(const lli_cuda_run *run, const void *data, int64_t k, int64_t
     const lli_cuda_box of = {.data = data,
                              .rank = 3,
                              .sizes = {kGradBlock, (uint64_t)k, (uint64_t)cols / kGradBlock},
-                             .strides = {(uint64_t)row_stride * 2, kGradBlock * 2},
+                             .strides = {(uint64_t)row_stride * 2, (uint64_t)kGradBlock * 2},
                              .box = {kGradBlock, box_k, box_cols / kGradBlock}};
     return lli_cuda_map(run->device, &of, map);
 }
@@ -50,10 +48,10 @@ static bool set_products(const lli_cuda_run *run, const lli_cuda_grad_job *job,
                                     .form = job->form_w};
     return (!job->grad_x || (straight(run, run->pieces.dz, rows, dz_ld, dz_ld, &x->a) &&
                              turned(run, lli_row(w, job->begin), job->count, run->cut.d, w->row_stride,
-                                    kHalfDepth, kFusedCols, &x->b))) &&
+                                    kGradHalfDepth, kFusedCols, &x->b))) &&
            (!job->grad_w ||
             (turned(run, run->pieces.dz, rows, dz_ld, dz_ld, kGradBlock, kFusedMapRows, &of_w->a) &&
-             turned(run, run->pieces.x_copy, rows, run->cut.d, run->cut.d_padded, kHalfDepth, kFusedCols,
+             turned(run, run->pieces.x_copy, rows, run->cut.d, run->cut.d_padded, kGradHalfDepth, kFusedCols,
                     &of_w->b)));
 }
 
@@ -70,7 +68,7 @@ static bool set_blocks(const lli_cuda_run *run, const lli_cuda_grad_job *job,
     products->n_blocks = (uint32_t)blocks;
     products->ready = (uint32_t)(job->kept ? lli_min(ready, blocks) : blocks);
     products->clusters = (uint32_t)lli_min(run->device->clusters, tiles);
-    return tiles > 0 && tiles * lli_max(deepest, kTileWarps) <= kCountLimit &&
+    return tiles > 0 && tiles * lli_max(deepest, kGradTileWarps) <= kCountLimit &&
            blocks * (int64_t)block->pieces <= kCountLimit;
 }
 
@@ -81,7 +79,8 @@ bool lli_cuda_grad_takes(const lli_cuda_run *run, const lli_cuda_grad_job *job,
     if (job->kept) products->kept = *job->kept;
     return run->device->clusters > 0 && job->chunk->count >= kLeastTokens && run->cut.d % kGradBlock == 0 &&
            job->count > 0 &&
-           (job->count <= kSumCols || run->cut.dz_cols >= 2 * kSumCols || run->cut.dz_cols >= job->count) &&
+           (job->count <= kSumCols || run->cut.dz_cols >= 2 * (int64_t)kSumCols ||
+            run->cut.dz_cols >= job->count) &&
            (!job->grad_x || lli_cuda_readable(w->data, w->row_stride)) && set_blocks(run, job, products) &&
            set_products(run, job, products);
 }

@@ -4,8 +4,8 @@
  *                      128 x 192 a block, two warpgroups in turn
  *   sums               f32, onto what is there or over it; or bf16. One warpgroup's are written behind the
  *                      other's products
- *   dz                 of the block after next to be multiplied, from kept exponentials, by the three warps
- *                      beside the one that loads: a 200th of what a multiprocessor can issue
+ *   dz                 of the next block, from kept exponentials, by the three warps beside the one that
+ * loads
  *
  * Which operand has its k where:
  *
@@ -46,12 +46,10 @@ enum {
     kLoadRegisters = 56,
     kMultiplyRegisters = 224,
     kAhead = 2, /* orders behind a tile's own that are written before its loads: its warpgroup's next */
-    kHalfDepth = kProductDepth / 2,
     kBlocks = (int)kFusedCols / (int)kGradBlock,
     kOrders = 16, /* the loads are at most 7 tiles ahead of a tile whose sums are being written */
     kMakers = 3,
-    kTileWarps = 8, /* that write a cluster's tile */
-    kCountLimit = 1 << 25,
+    kCountLimit = 1 << 27, /* looks at a count, 200 ns apart: a fault traps instead of hanging */
     kStoreCols = 32,       /* of a row at a time */
     kPaceNanoseconds = 150 /* between those and the next: many stores at once take cycles from the
                               products of the other warpgroup; grad_x is read first, which is pace enough */
@@ -77,6 +75,7 @@ typedef struct grad_shared {
 } grad_shared;
 
 static_assert(sizeof(grad_shared) <= 232448, "a block has 227 KiB of shared memory");
+static_assert(2 * (int)kGradHalfDepth == (int)kProductDepth && (int)kGradBlock == (int)kProductDepth);
 static_assert((int)kSumCols % (int)kFusedRows == 0, "a tile of grad_w has columns of one block");
 
 /* ---- Who does what ------------------------------------------------------------------------------ */
@@ -144,7 +143,8 @@ static __device__ inline void wait_for(const uint32_t *count, uint32_t wanted) {
 static __device__ inline void wait_for_block(const lli_cuda_grad_products *args, uint32_t block) {
     const lli_cuda_grad_queue *queue = args->queue;
     if (block > 0) {
-        wait_for(&queue->x_warps[(block - 1) % 2], ((block - 1) / 2 + 1) * kTileWarps * args->block.x_tiles);
+        wait_for(&queue->x_warps[(block - 1) % 2],
+                 ((block - 1) / 2 + 1) * kGradTileWarps * args->block.x_tiles);
     }
     if (block >= args->ready) {
         wait_for(&queue->made[block % 2],
@@ -170,7 +170,7 @@ static __device__ inline void load_tile(const lli_cuda_grad_products *args, prod
     uint32_t stage = order->step % fused_tile::kStages, parity = (order->step / fused_tile::kStages & 1) ^ 1;
     for (uint32_t d = 0; d < order->depth; d++) {
         const uint32_t full = shared_address(&ring->full[stage]), a = shared_address(ring->a[stage]);
-        const uint32_t b = shared_address(ring->b[stage] + rank * kHalfDepth * kFusedCols);
+        const uint32_t b = shared_address(ring->b[stage] + rank * kGradHalfDepth * kFusedCols);
         const int32_t k = (int32_t)(d * kProductDepth);
         product_wait(shared_address(&ring->empty[stage]), parity); /* nobody has to leave a fresh stage */
         ptx_mbarrier_arrive_expect_tx(full, fused_tile::kStageBytes);
@@ -179,7 +179,7 @@ static __device__ inline void load_tile(const lli_cuda_grad_products *args, prod
         } else {
             ptx_tma_load_2d(a, &product->a, in_dz + k, order->row, full, policy);
         }
-        ptx_tma_load_3d_multicast(b, &product->b, 0, in_b + k + (int32_t)(rank * kHalfDepth),
+        ptx_tma_load_3d_multicast(b, &product->b, 0, in_b + k + (int32_t)(rank * kGradHalfDepth),
                                   order->column / kGradBlock, full, (1 << kProductCluster) - 1, policy);
         if (++stage == fused_tile::kStages) {
             stage = 0;
@@ -411,7 +411,8 @@ static __device__ inline void make_dz(const lli_cuda_grad_products *args, dz_row
         const uint32_t across =
             block_of(args, block)->pieces / (args->block.depth[1] * (kGradBlock / kKeptRows));
         const int64_t first = (int64_t)(within / across) * kKeptRows;
-        if (lane == 0) wait_for(&args->queue->warps[block % 2], block / 2 * kTileWarps * args->block.tiles);
+        if (lane == 0)
+            wait_for(&args->queue->warps[block % 2], block / 2 * kGradTileWarps * args->block.tiles);
         if (lane < kKeptRows) load_row(&args->dz, first + lane, &rows[lane]);
         __syncwarp(); /* the rows, and that the memory is free */
 #pragma unroll 1
