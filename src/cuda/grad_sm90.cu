@@ -49,10 +49,11 @@ enum {
     kBlocks = (int)kFusedCols / (int)kGradBlock,
     kOrders = 16, /* the loads are at most 7 tiles ahead of a tile whose sums are being written */
     kMakers = 3,
-    kCountLimit = 1 << 27, /* looks at a count, 200 ns apart: a fault traps instead of hanging */
-    kStoreCols = 32,       /* of a row at a time */
-    kPaceNanoseconds = 150 /* between those and the next: many stores at once take cycles from the
-                              products of the other warpgroup; grad_x is read first, which is pace enough */
+    kCountLimit = 1 << 23,   /* looks at a count: a fault traps instead of hanging */
+    kLookNanoseconds = 2000, /* between two: some 400 warps that make dz are early, and look at one word */
+    kStoreCols = 32,         /* of a row at a time */
+    kPaceNanoseconds = 150   /* between those and the next: many stores at once take cycles from the
+                                products of the other warpgroup; grad_x is read first, which is pace enough */
 };
 
 /* A tile, from the thread that loads it to the warpgroup that multiplies. It is written before the loads of
@@ -135,7 +136,7 @@ static __device__ inline void next_order(const lli_cuda_grad_products *args, gra
 static __device__ inline void wait_for(const uint32_t *count, uint32_t wanted) {
     for (int32_t tries = 0; ptx_ld_acquire_gpu_u32(count) < wanted; tries++) {
         if (tries == kCountLimit) __trap();
-        __nanosleep(200);
+        __nanosleep(kLookNanoseconds);
     }
 }
 
