@@ -14,6 +14,13 @@ typedef struct lli_cuda_ce {
     int32_t want_argmax, reserved;
 } lli_cuda_ce;
 
+enum {
+    kCeStepBytes = 4096, /* of a row: what a tile warp works on at a time */
+    kCeMostSlots = 6,    /* steps that a tile warp has in shared memory */
+    kCeMostTileWarps =
+        23 /* of a block, and with one finish warp of a multiprocessor: 80 registers a thread */
+};
+
 /* How rows lie on the chip (ce_rows.cu). */
 typedef struct lli_cuda_ce_shape {
     int32_t warps;  /* of a block, that make statistics and gradients */
@@ -28,6 +35,18 @@ LLI_C int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_ce_sha
                                   cudaStream_t stream);
 /* The shape for rows of v columns on the current device, with its kernels loaded and their limits set. */
 LLI_C int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *shape);
+
+/* ce_shape.c: what decides a shape. */
+typedef struct lli_cuda_ce_chip {
+    int multiprocessors, l2_bytes;
+    int shared_bytes, reserved_bytes; /* of a multiprocessor; what each block of it takes beside its own */
+    int most_bytes;                   /* of a block */
+    int own_bytes;                    /* that the kernel's blocks have whatever the shape */
+} lli_cuda_ce_chip;
+/* All but own_bytes, of the current device. */
+LLI_C int lli_cuda_ce_chip_read(lli_cuda_ce_chip *chip);
+/* All but .blocks. */
+LLI_C lli_cuda_ce_shape lli_cuda_ce_shape_for(const lli_cuda_ce_chip *chip, int64_t row_bytes);
 
 /* ce_stats.cu: statistics of any rows into row.rows, to be finished by finish.cu. */
 LLI_C int lli_cuda_ce_stats_launch(const lli_cuda_ce *args, cudaStream_t stream);

@@ -9,7 +9,7 @@
 #include "cuda/lanes.cuh"
 #include "cuda/ptx/named_barrier.cuh"
 
-enum { kMostTileWarps = 23, kRecords = 1, kCoefficients = 2 /* named barriers */ };
+enum { kRecords = 1, kCoefficients = 2 /* named barriers */ };
 
 /* What a tile warp found in its part of a row, but for the target's tile. */
 typedef struct tile_record {
@@ -21,7 +21,7 @@ typedef struct tile_record {
 /* Of the row at work. */
 typedef struct row_state {
     /* The tile warps', and behind them the target's tile; in turns, because tile warps may be a row ahead. */
-    tile_record records[2][kMostTileWarps + 1];
+    tile_record records[2][kCeMostTileWarps + 1];
     lli_row_upstream up; /* the finish warp's own: its registers do not hold it */
     ce_grad_row grad;
 } row_state;

@@ -29,86 +29,20 @@
  */
 #define LLI_CALLS /* core/shared.h: before anything includes it */
 #include "cuda/ce_finish_warp.cuh"
+#include "cuda/ce_lane_sums.cuh"
 #include "cuda/ptx/cp_async.cuh"
 
 enum {
-    kStepBytes = 4096,
-    kPieces = 8,       /* of 16 bytes, a lane's of a step */
-    kStepPieces = 256, /* all lanes' */
-    kMostSlots = 6
+    kPieces = 8,      /* of 16 bytes, a lane's of a step */
+    kStepPieces = 256 /* all lanes' */
 };
 
 template <typename E> struct step_of {
     enum {
-        kCols = kStepBytes / sizeof(E),
+        kCols = kCeStepBytes / sizeof(E),
         kLaneCols = kCols / 32,
         kTileLanes = kTileCols / kLaneCols /* lanes that share a canonical tile */
     };
-};
-
-/* A lane's sums of its tiles: lli_softmax, but for u where nobody asks for the entropy: registers are what
- * this kernel has fewest of. */
-template <bool kEntropy> struct lane_sums {
-    int64_t s[3], u[kEntropy ? 3 : 1];
-    int32_t top;
-
-    __device__ inline lli_softmax whole() const {
-        lli_softmax row = {.top = top};
-#pragma unroll
-        for (int i = 0; i < 3; i++) {
-            row.s[i] = s[i];
-            if (kEntropy) row.u[i] = u[i];
-        }
-        return row;
-    }
-    __device__ inline void set(const lli_softmax &row) {
-#pragma unroll
-        for (int i = 0; i < 3; i++) {
-            s[i] = row.s[i];
-            if (kEntropy) u[i] = row.u[i];
-        }
-        top = row.top;
-    }
-    /* Hangs the window one limb higher (core/softmax.c). */
-    __device__ inline void hang_higher() {
-        s[0] = s[1];
-        s[1] = s[2];
-        s[2] = 0;
-        if (!kEntropy) return;
-        u[0] = u[1] + 32 * s[0];
-        u[1] = u[2] + 32 * s[1];
-        u[2] = 0;
-    }
-    /* A tile of the float formula: lli_softmax_add without calls, whose arguments would lie in memory. */
-    __device__ inline void add_tile(int32_t k, int64_t tile_s, int64_t tile_u) {
-        const int32_t shift = k & 31, tile_top = (k - shift) / 32;
-        int32_t drop = 0; /* limbs by which the tile hangs lower than the row */
-        if (top != tile_top) {
-            if (top == LLI_TOP_NAN) return;
-            if (top != LLI_TOP_EMPTY) {
-                for (int32_t n = tile_top - top < 3 ? tile_top - top : 3; n > 0; n--) hang_higher();
-                drop = top > tile_top ? top - tile_top : 0;
-            }
-            top = top > tile_top ? top : tile_top;
-        }
-        const int64_t low = (int64_t)(((uint64_t)tile_s << shift) & 0xffffffffu),
-                      high = tile_s >> (32 - shift);
-        if (kEntropy) tile_u += (32 - shift) * tile_s;
-        const int64_t u_low = (int64_t)(((uint64_t)tile_u << shift) & 0xffffffffu) + 32 * drop * low,
-                      u_high = (tile_u >> (32 - shift)) + 32 * drop * high;
-        if (drop == 0) {
-            s[1] += low;
-            s[2] += high;
-            if (kEntropy) u[1] += u_low, u[2] += u_high;
-        } else if (drop == 1) {
-            s[0] += low;
-            s[1] += high;
-            if (kEntropy) u[0] += u_low, u[1] += u_high;
-        } else if (drop == 2) {
-            s[0] += high;
-            if (kEntropy) u[0] += u_high;
-        }
-    }
 };
 
 /* What a lane finds in a row. */
@@ -146,11 +80,11 @@ static __device__ inline const char *row_at(const lli_cuda_ce *args, int64_t i, 
 template <typename E>
 static __device__ inline void load_step(const lli_cuda_ce *args, const warp_steps *steps, const char *row,
                                         int32_t k, uint4 *slot) {
-    const int32_t at = (steps->first + k * steps->stride) * kStepBytes + lane_of() * 16;
+    const int32_t at = (steps->first + k * steps->stride) * kCeStepBytes + lane_of() * 16;
     const int32_t left = (int32_t)args->v * (int32_t)sizeof(E) - at;
     const char *from = row + at;
     const uint32_t to = (uint32_t)__cvta_generic_to_shared(slot + lane_of());
-    if (left >= kStepBytes) { /* of every lane */
+    if (left >= kCeStepBytes) { /* of every lane */
 #pragma unroll
         for (int p = 0; p < kPieces; p++) ptx_cp_async_cg_16(to + p * 512, from + p * 512, 16);
         return;
@@ -175,7 +109,7 @@ static __device__ inline void await_step(int32_t slots) {
     } else if (slots == 5) {
         ptx_cp_async_wait_group<4>();
     } else {
-        ptx_cp_async_wait_group<kMostSlots - 1>();
+        ptx_cp_async_wait_group<kCeMostSlots - 1>();
     }
     __syncwarp();
 }
@@ -487,7 +421,7 @@ static __device__ inline void tile_warp(const lli_cuda_ce *args, int32_t warps, 
 /* ---- The kernel --------------------------------------------------------------------------------- */
 
 template <typename E, bool kEntropy, bool kPlain>
-static __global__ void __launch_bounds__(32 * (kMostTileWarps + 1), 1)
+static __global__ void __launch_bounds__(32 * (kCeMostTileWarps + 1), 1)
     rows(const __grid_constant__ lli_cuda_ce args, const __grid_constant__ lli_cuda_ce_shape shape) {
     extern __shared__ __align__(128) uint4 memory[];
     __shared__ row_state state;
@@ -496,7 +430,7 @@ static __global__ void __launch_bounds__(32 * (kMostTileWarps + 1), 1)
         finish_warp<E, kEntropy, kPlain>(&args, shape.warps, &state);
         return;
     }
-    const int32_t all = (int32_t)((args.v * (int64_t)sizeof(E) + kStepBytes - 1) / kStepBytes);
+    const int32_t all = (int32_t)((args.v * (int64_t)sizeof(E) + kCeStepBytes - 1) / kCeStepBytes);
     warp_steps steps = {.first = warp, .stride = shape.warps, .direction = 1};
     steps.count = (all - warp + shape.warps - 1) / shape.warps;
     steps.slots = shape.slots < steps.count ? shape.slots : steps.count;
@@ -518,7 +452,7 @@ static rows_kernel *kernel_for(int32_t dtype, bool entropy, bool plain) {
 }
 
 static size_t shared_bytes(const lli_cuda_ce_shape *shape) {
-    return (size_t)shape->warps * (size_t)shape->slots * kStepBytes;
+    return (size_t)shape->warps * (size_t)shape->slots * kCeStepBytes;
 }
 
 extern "C" int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_ce_shape *shape,
@@ -529,77 +463,19 @@ extern "C" int lli_cuda_ce_rows_launch(const lli_cuda_ce *args, const lli_cuda_c
                   dim3((unsigned)(32 * (shape->warps + 1))), shared_bytes(shape), stream, *args, *shape);
 }
 
-/* What decides a shape. */
-typedef struct ce_chip {
-    int multiprocessors, l2_bytes, shared_bytes, reserved_bytes, most_bytes;
-} ce_chip;
-
-static int read_chip(ce_chip *chip) {
-    int device = 0, status = (int)cudaGetDevice(&device);
-    const struct {
-        int *to;
-        cudaDeviceAttr from;
-    } attributes[] = {{&chip->multiprocessors, cudaDevAttrMultiProcessorCount},
-                      {&chip->l2_bytes, cudaDevAttrL2CacheSize},
-                      {&chip->shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
-                      {&chip->reserved_bytes, cudaDevAttrReservedSharedMemoryPerBlock},
-                      {&chip->most_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin}};
-    for (int a = 0; a < 5 && !status; a++) {
-        status = (int)cudaDeviceGetAttribute(attributes[a].to, attributes[a].from, device);
-    }
-    return status;
-}
-
-static inline int64_t least_of(int64_t a, int64_t b) {
-    return a < b ? a : b;
-}
-
-/* Steps of a row that a block with so many tile warps keeps in shared memory, and a warp's slots for them. */
-static int64_t slots_of(int64_t fit, int64_t steps, int64_t warps) {
-    return least_of(least_of(fit / warps, kMostSlots), blocks_for(steps, warps));
-}
-static int64_t resident(int64_t fit, int64_t steps, int64_t warps) {
-    return least_of(warps * slots_of(fit, steps, warps), steps);
-}
-
-/* With `each` blocks a multiprocessor: the most tile warps that keep four fifths of the steps that any number
- * of them can. */
-static lli_cuda_ce_shape shape_of(const ce_chip *chip, int64_t steps, int32_t each) {
-    enum { kWorkingWarps = 19 }; /* of a multiprocessor: no more gained */
-    const int64_t own = (int64_t)sizeof(row_state) + 128;
-    const int64_t share = chip->shared_bytes / each - chip->reserved_bytes - own;
-    const int64_t fit = least_of(share, chip->most_bytes - own) / kStepBytes; /* steps of the block */
-    int64_t warps = least_of(least_of(fit, kWorkingWarps / each), steps), best = 0;
-    for (int64_t w = 1; w <= warps; w++)
-        best = best > resident(fit, steps, w) ? best : resident(fit, steps, w);
-    while (warps > 0 && resident(fit, steps, warps) * 5 < best * 4) warps--;
-    return {.warps = (int32_t)warps, .slots = warps > 0 ? (int32_t)slots_of(fit, steps, warps) : 0};
-}
-
-/* The most blocks a multiprocessor, with enough tile warps in all, for which what shared memory does not hold
- * of the rows at work takes a quarter of the L2 cache, which what comes and goes uses too; or one. */
 extern "C" int lli_cuda_ce_rows_open(int32_t dtype, int64_t v, lli_cuda_ce_shape *shape) {
-    enum { kMostEach = 12, kMostWarps = kMostTileWarps + 1, kFewestTileWarps = 15 }; /* of a multiprocessor */
-    const int64_t row_bytes = v * (dtype == LL_DTYPE_F32 ? 4 : 2), steps = blocks_for(row_bytes, kStepBytes);
-    ce_chip chip;
-    int status = read_chip(&chip);
+    lli_cuda_ce_chip chip = {};
+    cudaFuncAttributes attributes;
+    int status = (int)cudaFuncGetAttributes(&attributes, kernel_for(dtype, false, true));
+    chip.own_bytes = (int)attributes.sharedSizeBytes; /* of every variant */
+    if (!status) status = lli_cuda_ce_chip_read(&chip);
     if (status) return status;
-    for (int32_t each = kMostEach; each > 0; each--) {
-        *shape = shape_of(&chip, steps, each);
-        const int64_t kept = (int64_t)shared_bytes(shape);
-        const int64_t in_l2 = kept < row_bytes ? (row_bytes - kept) * each * chip.multiprocessors : 0;
-        const bool small = in_l2 <= chip.l2_bytes / 4, busy = each * shape->warps >= kFewestTileWarps;
-        if (shape->slots < 1 || each * (shape->warps + 1) > kMostWarps) continue;
-        if (each == 1 || (small && (busy || shape->warps == steps))) break;
-    }
+    *shape = lli_cuda_ce_shape_for(&chip, v * (dtype == LL_DTYPE_F32 ? 4 : 2));
     for (int variant = 0; variant < 4 && !status; variant++) {
         rows_kernel *kernel = kernel_for(dtype, variant & 1, variant & 2);
-        cudaFuncAttributes attributes;
         int blocks = 0;
-        status = (int)cudaFuncGetAttributes(&attributes, kernel);
-        if (status) return status;
-        const int dynamic = chip.most_bytes - (int)attributes.sharedSizeBytes;
-        status = (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic);
+        status = (int)cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           chip.most_bytes - chip.own_bytes);
         if (!status) {
             status = (int)cudaOccupancyMaxActiveBlocksPerMultiprocessor(
                 &blocks, kernel, 32 * (shape->warps + 1), shared_bytes(shape));
