@@ -227,13 +227,19 @@ static bool on_chip(const ce_run *run) {
            (!run->args.grad.data || lli_cuda_on_16_bytes(&run->args.grad));
 }
 
+/* A chunk of a call's rows, from token `first` on. */
+static lli_cuda_ce chunk_of(const ce_run *run, const lli_cuda_ce *rows, int64_t first) {
+    lli_cuda_ce chunk = *rows;
+    chunk.row.first = first;
+    chunk.row.n_rows = chunk.row.row_stride =
+        lli_min(run->config->forward_tokens, run->call->n_tokens - first);
+    return chunk;
+}
+
 /* Row results and gradients with each logit read once, by chunks of tokens. */
 static ll_status chunks_on_chip(const ce_run *run) {
-    const int64_t n = run->call->n_tokens;
-    for (int64_t first = 0; first < n; first += run->config->forward_tokens) {
-        lli_cuda_ce args = run->args;
-        args.row.first = first;
-        args.row.n_rows = args.row.row_stride = lli_min(run->config->forward_tokens, n - first);
+    for (int64_t first = 0; first < run->call->n_tokens; first += run->config->forward_tokens) {
+        lli_cuda_ce args = chunk_of(run, &run->args, first);
         args.row.parts = 1;
         LAUNCH(run, "rows on the chip", lli_cuda_ce_rows_launch(&args, &run->device->shape, run->stream));
         LAUNCH(run, "finishing rows", lli_cuda_finish_launch(&args.row, run->stream));
@@ -245,11 +251,8 @@ static ll_status chunks_on_chip(const ce_run *run) {
 
 /* Row results, and the coefficients of their gradients, by chunks of tokens. */
 static ll_status chunks(const ce_run *run) {
-    const int64_t n = run->call->n_tokens;
-    for (int64_t first = 0; first < n; first += run->config->forward_tokens) {
-        lli_cuda_ce args = run->args;
-        args.row.first = first;
-        args.row.n_rows = args.row.row_stride = lli_min(run->config->forward_tokens, n - first);
+    for (int64_t first = 0; first < run->call->n_tokens; first += run->config->forward_tokens) {
+        lli_cuda_ce args = chunk_of(run, &run->args, first);
         args.row.parts = parts_of(args.row.n_rows, args.v);
         if (args.row.soft) {
             LAUNCH(run, "clearing sums",
@@ -333,15 +336,11 @@ static ll_status exchange(const ce_run *run, const lli_cuda_ranges *ranges, cons
 
 /* What chunks() does, with an exchange between statistics and finishing. */
 static ll_status chunks_over_ranks(const ce_run *run) {
-    const int64_t n = run->call->n_tokens;
     const lli_cuda_ranges ranges = lli_cuda_ranges_of(run->problem);
-    lli_cuda_ce own = run->args;
-    LLI_TRY(only_columns(run, ranges.own, &own));
-    for (int64_t first = 0; first < n; first += run->config->forward_tokens) {
-        lli_cuda_ce whole = run->args;
-        own.row.first = whole.row.first = first;
-        own.row.n_rows = own.row.row_stride = lli_min(run->config->forward_tokens, n - first);
-        whole.row.n_rows = whole.row.row_stride = own.row.n_rows;
+    lli_cuda_ce of_rank = run->args;
+    LLI_TRY(only_columns(run, ranges.own, &of_rank));
+    for (int64_t first = 0; first < run->call->n_tokens; first += run->config->forward_tokens) {
+        lli_cuda_ce own = chunk_of(run, &of_rank, first), whole = chunk_of(run, &run->args, first);
         own.row.parts = whole.row.parts = parts_of(own.row.n_rows, own.v);
         if (own.row.soft) {
             LAUNCH(run, "clearing sums",
