@@ -49,10 +49,10 @@ enum {
     kBlocks = (int)kFusedCols / (int)kGradBlock,
     kOrders = 16, /* the loads are at most 7 tiles ahead of a tile whose sums are being written */
     kMakers = 3,
-    kCountLimit = 1 << 23,   /* looks at a count: a fault traps instead of hanging */
-    kLookNanoseconds = 2000, /* between two: some 400 warps that make dz are early, and look at one word */
-    kStoreCols = 32,         /* of a row at a time */
-    kPaceNanoseconds = 150   /* between those and the next: many stores at once take cycles from the
+    kLoaderLooks = 200,    /* nanoseconds between two looks at a count */
+    kMakerLooks = 2000,    /* some 400 warps that make dz are early, and look at one word */
+    kStoreCols = 32,       /* of a row at a time */
+    kPaceNanoseconds = 150 /* between those and the next: many stores at once take cycles from the
                                 products of the other warpgroup; grad_x is read first, which is pace enough */
 };
 
@@ -133,10 +133,11 @@ static __device__ inline void next_order(const lli_cuda_grad_products *args, gra
     shared->orders[turn % kOrders] = order_of(args, next_number(args, shared, turn), step);
 }
 
-static __device__ inline void wait_for(const uint32_t *count, uint32_t wanted) {
-    for (int32_t tries = 0; ptx_ld_acquire_gpu_u32(count) < wanted; tries++) {
-        if (tries == kCountLimit) __trap();
-        __nanosleep(kLookNanoseconds);
+/* A fault traps, after some 17 s, instead of hanging. */
+static __device__ inline void wait_for(const uint32_t *count, uint32_t wanted, uint32_t nanoseconds) {
+    for (uint64_t slept = 0; ptx_ld_acquire_gpu_u32(count) < wanted; slept += nanoseconds) {
+        if (slept >> 34) __trap();
+        __nanosleep(nanoseconds);
     }
 }
 
@@ -145,11 +146,12 @@ static __device__ inline void wait_for_block(const lli_cuda_grad_products *args,
     const lli_cuda_grad_queue *queue = args->queue;
     if (block > 0) {
         wait_for(&queue->x_warps[(block - 1) % 2],
-                 ((block - 1) / 2 + 1) * kGradTileWarps * args->block.x_tiles);
+                 ((block - 1) / 2 + 1) * kGradTileWarps * args->block.x_tiles, kLoaderLooks);
     }
     if (block >= args->ready) {
         wait_for(&queue->made[block % 2],
-                 (block - args->ready) / 2 * args->block.pieces + block_of(args, block)->pieces);
+                 (block - args->ready) / 2 * args->block.pieces + block_of(args, block)->pieces,
+                 kLoaderLooks);
         ptx_fence_proxy_async(); /* what others wrote, before the copy engine reads it */
     }
 }
@@ -413,7 +415,8 @@ static __device__ inline void make_dz(const lli_cuda_grad_products *args, dz_row
             block_of(args, block)->pieces / (args->block.depth[1] * (kGradBlock / kKeptRows));
         const int64_t first = (int64_t)(within / across) * kKeptRows;
         if (lane == 0)
-            wait_for(&args->queue->warps[block % 2], block / 2 * kGradTileWarps * args->block.tiles);
+            wait_for(&args->queue->warps[block % 2], block / 2 * kGradTileWarps * args->block.tiles,
+                     kMakerLooks);
         if (lane < kKeptRows) load_row(&args->dz, first + lane, &rows[lane]);
         __syncwarp(); /* the rows, and that the memory is free */
 #pragma unroll 1
