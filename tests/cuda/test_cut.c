@@ -2,6 +2,7 @@
  * kept in outputs' memory where nothing overwrites them before they are read. */
 #include "cuda/backend.h"
 #include "cuda/cut.h"
+#include "cuda/fused.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -135,8 +136,37 @@ static void others_keep_no_exponentials(void **unused) {
     assert_int_equal(config.exponentials, 0);
 }
 
+/* Of the gradients' products of a block of columns: every row and column of both is in one tile. */
+static void tiles_cover_both_products(void **unused) {
+    static const int64_t tokens[] = {256, 257, 4096, 9000}, columns[] = {1, 63, 64, 200, 4097, kSumCols};
+    (void)unused;
+    for (int64_t d = kGradBlock; d <= 7168; d += kGradBlock) {
+        for (int i = 0; i < 24; i++) {
+            const int64_t n = tokens[i / 6], cols = columns[i % 6];
+            const lli_cuda_grad_block block = lli_cuda_grad_block_of(n, cols, d, 1, 1);
+            int64_t covered[2] = {0, 0}, tiles[2] = {0, 0};
+            for (int r = 0; r < kGradRuns; r++) {
+                const lli_cuda_grad_run *run = &block.runs[r];
+                const int64_t rows = run->of_w ? cols : cols < kTileCols ? 0 : n;
+                assert_int_equal(run->row_blocks, (rows + kFusedRows - 1) / kFusedRows);
+                tiles[run->of_w] += run->tiles;
+                if (!run->tiles) continue;
+                assert_int_equal(run->first_col * kFusedCols, covered[run->of_w]);
+                covered[run->of_w] += (int64_t)run->n_cols * run->width * kGradBlock;
+            }
+            assert_int_equal(covered[1], d);
+            assert_int_equal(covered[0], cols < kTileCols ? 0 : d);
+            assert_int_equal(block.x_tiles, tiles[0]);
+            assert_int_equal(block.tiles, tiles[0] + tiles[1]);
+            assert_int_equal(block.depth[0], cols / kTileCols);
+            assert_int_equal(block.depth[1], (n + kGradBlock - 1) / kGradBlock);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tiles_cover_both_products),
         cmocka_unit_test(inside_budgets_and_in_place),
         cmocka_unit_test(bounded),
         cmocka_unit_test(others_keep_no_exponentials),
