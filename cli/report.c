@@ -11,19 +11,22 @@
 #include <time.h>
 
 int cli_fail(int exit_code, const char *format, ...) {
-    char line[4096];
+    char text[4096], line[2 * sizeof text];
+    size_t used = 0;
     va_list values;
     va_start(values, format);
-    vsnprintf(line, sizeof line, format, values);
+    vsnprintf(text, sizeof text, format, values);
     va_end(values);
     /* Names come from files and arguments: a newline or an escape sequence in one must not reach the
      * terminal, nor make two lines of the error. */
-    size_t length = strlen(line);
-    while (length && line[length - 1] == '\n') line[--length] = 0;
-    for (char *c = line; *c; c++) {
-        if (*c == '\n') *c = ';';
-        if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
+    size_t length = strlen(text);
+    while (length && text[length - 1] == '\n') text[--length] = 0;
+    for (const char *c = text; *c; c++) {
+        const bool control = (unsigned char)*c < 0x20 || *c == 0x7f;
+        line[used++] = (char)(*c == '\n' ? ';' : control ? '?' : *c);
+        if (*c == '\n') line[used++] = ' ';
     }
+    line[used] = 0;
     fprintf(stderr, "logitless: %s\n", line);
     return exit_code;
 }
