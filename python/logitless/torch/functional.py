@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _ffi
-from . import _base, _linear_ce
+from . import _base, _linear_ce, _linear_ce_op
 from ._base import get_num_threads, is_any_autocast_enabled, is_compiling, is_grad_enabled, watched
 from ._common import FIXED, MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
 
@@ -187,7 +187,7 @@ def linear_cross_entropy(
             x, target = x.reshape(-1, x.shape[-1]), target.reshape(-1)
         if token_weight is not None:
             token_weight = token_weight.reshape(-1)
-        results = _linear_ce.linear_ce(
+        results = _linear_ce_op.linear_ce(
             x, w, target, bias, class_weight, token_weight, divisor, main_grad, options, one_pass
         )
         return output(results, options, shape, skip)

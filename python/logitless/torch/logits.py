@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import _ffi
-from . import _base, _ce
+from . import _base, _ce, _lookup
 from ._base import get_num_threads, is_compiling, is_grad_enabled, watched
 from ._common import FIXED, MODES, choice, divisor_of, f32, output, outputs_of, refuse, shard, shifted, tell_peers
 
@@ -271,4 +271,4 @@ def _look_up(
     if flat.dim() != 2:  # where it is 2, a shard may be empty
         flat = flat.reshape(target.numel(), flat.shape[-1])
     flat_ids = None if ids is None else ids.reshape(target.numel(), ids.shape[-1])
-    return _ce.look_up(flat, target.reshape(-1), flat_ids, n_top, rank, *options)
+    return _lookup.look_up(flat, target.reshape(-1), flat_ids, n_top, rank, *options)
