@@ -10,15 +10,13 @@ enum { kThreads = 256, kColumns = 8192 };
 
 /* The row's coefficients, and its target's own entry where that is one of columns [c, end): in place, the
  * target's logit may be gone for other blocks. By one thread. */
-static __device__ inline void load_row(const lli_cuda_ce *args, int64_t i, const void *from, char *to,
-                                       int64_t c, int64_t end, ce_grad_row *row) {
+static __device__ inline void load_row(const lli_cuda_ce *args, int64_t i, int64_t c, int64_t end,
+                                       ce_grad_row *row) {
     const int64_t y = target_of(&args->row.targets, i);
     row->grad = args->row.grads[i].row;
     row->target = y >= c && y < end && row->grad.has_target ? y : kNoTarget;
     set_way(args, row);
-    if (row->target < 0) return;
-    const float raw = element_at(from, args->logits.dtype, y);
-    put_element(to, args->grad.dtype, y, target_gradient(&args->row.transform, row->grad.target_dz, raw));
+    if (row->target >= 0) put_target(args, i, y, row->grad.target_dz);
 }
 
 /* 16 bytes at a time of a block's columns, whose logits are asked for before anything else: what they become
@@ -85,12 +83,11 @@ static __global__ void __launch_bounds__(kThreads)
     const int64_t stop = c + kColumns < args.grad.cols ? c + kColumns : args.grad.cols;
     const int64_t end = stop < args.v ? stop : args.v;
     const int64_t whole = aligned && end > c ? c + (end - c) / kCount * kCount : c;
-    const int64_t out_bytes = args.grad.dtype == LL_DTYPE_F32 ? 4 : 2;
-    const E *from = (const E *)args.logits.data + i * args.logits.row_stride;
-    char *to = (char *)args.grad.data + i * args.grad.row_stride * out_bytes;
+    const E *from = (const E *)logits_row_at(&args, i);
+    char *to = grad_row_at(&args, i);
     block_pieces<E> block;
     block.load(from, c, whole);
-    if (threadIdx.x == 0) load_row(&args, i, from, to, c, end, &row);
+    if (threadIdx.x == 0) load_row(&args, i, c, end, &row);
     __syncthreads();                         /* the coefficients are there */
     const ce_grad_row local = row;           /* in registers: hence not for the wide, who call */
     int64_t zeros = c > args.v ? c : args.v; /* padding */
@@ -120,14 +117,7 @@ static __global__ void __launch_bounds__(kThreads) targets(const __grid_constant
     if (r >= args.row.n_rows) return;
     const int64_t y = target_of(&args.row.targets, i);
     const lli_row_grad *grad = &args.row.grads[i].row;
-    if (y < 0 || !grad->has_target) return;
-    const int64_t bytes = args.logits.dtype == LL_DTYPE_F32 ? 4 : 2,
-                  out_bytes = args.grad.dtype == LL_DTYPE_F32 ? 4 : 2;
-    const char *from = (const char *)args.logits.data + i * args.logits.row_stride * bytes;
-    char *to = (char *)args.grad.data + i * args.grad.row_stride * out_bytes;
-    put_element(
-        to, args.grad.dtype, y,
-        target_gradient(&args.row.transform, grad->target_dz, element_at(from, args.logits.dtype, y)));
+    if (y >= 0 && grad->has_target) put_target(&args, i, y, grad->target_dz);
 }
 
 typedef void dz_kernel(const lli_cuda_ce, int32_t);

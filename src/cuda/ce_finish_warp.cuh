@@ -1,6 +1,7 @@
 /* The finish warp of ce_rows.cu: the target's tile; then, from the tile warps' records, the row's lse and the
  * coefficients of its gradient, for which they wait; then the row's sums into memory, from which finish.cu
- * makes its results. Short, because it runs once a row: its time goes into fetching instructions. */
+ * makes its results. Short, and without local memory, whose reads take longer than all the arithmetic here.
+ */
 #ifndef LLI_CUDA_CE_FINISH_WARP_CUH
 #define LLI_CUDA_CE_FINISH_WARP_CUH
 
@@ -28,10 +29,6 @@ typedef struct row_state {
 
 static __device__ inline int32_t lane_of(void) {
     return (int32_t)(threadIdx.x % 32);
-}
-
-static __device__ inline char *grad_row_at(const lli_cuda_ce *args, int64_t i) {
-    return (char *)args->grad.data + i * args->grad.row_stride * (args->grad.dtype == LL_DTYPE_F32 ? 4 : 2);
 }
 
 /* Two columns a lane of a canonical tile of row i, from memory; -inf beyond the vocabulary. */
@@ -117,7 +114,7 @@ static __device__ __noinline__ void put_bad_row(const lli_cuda_ce *args, int64_t
 }
 
 /* A row with a target in the vocabulary. What must outlive a barrier waits in memory: registers that the
- * kernel has not got would lie in local memory, whose reads take longer than all the arithmetic here. */
+ * kernel has not got would lie in local memory. */
 template <typename E, bool kEntropy, bool kPlain>
 static __device__ inline void finish_row(const lli_cuda_ce *args, int64_t i, int32_t y,
                                          const lli_loss_terms *terms, int32_t warps, tile_record *records,

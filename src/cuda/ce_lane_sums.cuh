@@ -40,7 +40,8 @@ template <bool kEntropy> struct lane_sums {
     }
     /* A tile of the float formula: lli_softmax_add without calls, whose arguments would lie in memory. */
     __device__ inline void add_tile(int32_t k, int64_t tile_s, int64_t tile_u) {
-        const int32_t shift = k & 31, tile_top = (k - shift) / 32;
+        const lli_softmax tile = lli_softmax_of_tile(k, tile_s, tile_u);
+        const int32_t tile_top = tile.top;
         int32_t drop = 0; /* limbs by which the tile hangs lower than the row */
         if (top != tile_top) {
             if (top == LLI_TOP_NAN) return;
@@ -50,11 +51,8 @@ template <bool kEntropy> struct lane_sums {
             }
             top = top > tile_top ? top : tile_top;
         }
-        const int64_t low = (int64_t)(((uint64_t)tile_s << shift) & 0xffffffffu),
-                      high = tile_s >> (32 - shift);
-        if (kEntropy) tile_u += (32 - shift) * tile_s;
-        const int64_t u_low = (int64_t)(((uint64_t)tile_u << shift) & 0xffffffffu) + 32 * drop * low,
-                      u_high = (tile_u >> (32 - shift)) + 32 * drop * high;
+        const int64_t low = tile.s[1], high = tile.s[2];
+        const int64_t u_low = tile.u[1] + 32 * drop * low, u_high = tile.u[2] + 32 * drop * high;
         if (drop == 0) {
             s[1] += low;
             s[2] += high;

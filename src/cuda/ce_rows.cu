@@ -72,6 +72,7 @@ static __device__ inline uint4 *slot_at(const warp_steps *steps) {
     return steps->memory + steps->slot * kStepPieces;
 }
 
+/* logits_row_at with the bytes of an element known to the compiler: a register less, which would spill. */
 static __device__ inline const char *row_at(const lli_cuda_ce *args, int64_t i, int64_t element_bytes) {
     return (const char *)args->logits.data + i * args->logits.row_stride * element_bytes;
 }

@@ -132,6 +132,15 @@ static __device__ inline void put_element(void *row, int32_t dtype, int64_t c, f
     }
 }
 
+static __device__ inline const char *logits_row_at(const lli_cuda_ce *args, int64_t i) {
+    return (const char *)args->logits.data +
+           i * args->logits.row_stride * (args->logits.dtype == LL_DTYPE_F32 ? 4 : 2);
+}
+
+static __device__ inline char *grad_row_at(const lli_cuda_ce *args, int64_t i) {
+    return (char *)args->grad.data + i * args->grad.row_stride * (args->grad.dtype == LL_DTYPE_F32 ? 4 : 2);
+}
+
 /* ---- A tile ------------------------------------------------------------------------------------- */
 
 static __device__ const float kHighStart = 0x1p6f, kLowStart = 0x1.8p-7f;
@@ -382,6 +391,13 @@ static __device__ __noinline__ float target_gradient(const lli_cuda_transform *t
     float slope;
     (void)logit_of(transform, raw, &slope);
     return to_raw(transform, dz, slope);
+}
+
+/* The target's entry of row i, whose logit is still where it was. By one thread. */
+static __device__ inline void put_target(const lli_cuda_ce *args, int64_t i, int64_t y, float target_dz) {
+    const float raw = element_at(logits_row_at(args, i), args->logits.dtype, y);
+    put_element(grad_row_at(args, i), args->grad.dtype, y,
+                target_gradient(&args->row.transform, target_dz, raw));
 }
 
 /* Gradients of kCount neighbouring raw logits, the target's too as if it were none. cw: their class weights.

@@ -30,11 +30,6 @@ typedef struct kept_shared {
     int32_t anchors[kRows][kTiles]; /* for rows that are apart */
 } kept_shared;
 
-static __device__ inline uint32_t bf16_pair(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
-}
-
 static __device__ inline float slow_dz(const dz_row *row, const dz_factor *factor, int32_t anchor, float p) {
     return row->apart ? apart_dz_from(row, anchor, p) : dz_from<true>(factor, row, p);
 }
@@ -47,17 +42,6 @@ static __device__ __noinline__ uint4 slow_eight(const dz_row *row, const dz_fact
     for (int q = 0; q < 4; q++) {
         words[q] = bf16_pair(slow_dz(row, factor, anchor, exp16_low(words[q])),
                              slow_dz(row, factor, anchor, exp16_high(words[q])));
-    }
-    return make_uint4(words[0], words[1], words[2], words[3]);
-}
-
-/* Of any other row. */
-static __device__ inline uint4 fast_eight(const dz_row *row, const dz_factor *factor, uint4 pairs) {
-    uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int q = 0; q < 4; q++) {
-        words[q] = bf16_pair(dz_from<false>(factor, row, exp16_low(words[q])),
-                             dz_from<false>(factor, row, exp16_high(words[q])));
     }
     return make_uint4(words[0], words[1], words[2], words[3]);
 }

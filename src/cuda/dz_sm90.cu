@@ -30,11 +30,6 @@ typedef struct dz_shared {
 
 static_assert(sizeof(dz_shared) <= 232448, "a block has 227 KiB of shared memory");
 
-static __device__ inline uint32_t bf16_pair(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
-}
-
 /* A row from its copy in shared memory, all lanes together. */
 static __device__ inline void wide_row(const float *z, const dz_row *row, uint16_t *out, int32_t limit,
                                        int lane) {

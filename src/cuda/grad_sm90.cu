@@ -263,11 +263,6 @@ static __device__ inline float4 plus(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-static __device__ inline uint32_t bf16_pair(float low, float high) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    return *(const uint32_t *)&pair;
-}
-
 template <int kForm, int kWidth>
 static __device__ inline void store_sums(const lli_cuda_grad_product *product, const tile_logits acc,
                                          int32_t first_row, int32_t first_column) {
@@ -348,14 +343,9 @@ static __device__ inline uint4 eight_dz(const dz_row *of, const dz_factor *mine,
             }
             words[q] = bf16_pair(dz[0], dz[1]);
         }
-    } else {
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            words[q] = bf16_pair(dz_from<false>(&factor, of, exp16_low(pairs[q])),
-                                 dz_from<false>(&factor, of, exp16_high(pairs[q])));
-        }
+        return make_uint4(words[0], words[1], words[2], words[3]);
     }
-    return make_uint4(words[0], words[1], words[2], words[3]);
+    return fast_eight(of, &factor, make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]));
 }
 
 /* Rows [first, first + kKeptRows) of four canonical tiles: as dz_kept.cu, a warp in the place of a block. */
