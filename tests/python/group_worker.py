@@ -213,33 +213,25 @@ def check_columns(world, z, y):
     """cross_entropy over columns of logits: bits of one rank."""
     from logitless.torch import cross_entropy
 
+    more = {"return_lse": True, "return_entropy": True, "return_argmax": True}
     for options in (
         {},
         {"label_smoothing": 0.1, "softcap": 3.0, "temperature": 0.7},
         {"reduction": "none", "z_loss": 0.01},
     ):
-        one = cross_entropy(z, y, return_lse=True, return_entropy=True, return_argmax=True, **options)
+        one = cross_entropy(z, y, **more, **options)
         want = torch.autograd.grad(one.loss.sum() + one.entropy.sum(), z)[0]
         for kind in ("uneven", "empty", "reverse"):
             first, end = cuts(257, kind)[RANK]
+            columns = {"group": world, "vocab_start": first, "vocab_size": 257}
             part = z.detach()[:, first:end].clone().requires_grad_()
-            out = cross_entropy(
-                part,
-                y,
-                return_lse=True,
-                return_entropy=True,
-                return_argmax=True,
-                group=world,
-                vocab_start=first,
-                vocab_size=257,
-                **options,
-            )
+            out = cross_entropy(part, y, **more, **columns, **options)
             for name in ("loss", "lse", "entropy", "argmax"):
                 bits(f"logits {kind} {name}", getattr(out, name), getattr(one, name))
             (out.loss.sum() + out.entropy.sum()).backward()
             bits(f"logits {kind} gradient", part.grad, want[:, first:end])
             held = z.detach()[:, first:end].clone().requires_grad_()
-            loss = cross_entropy(held, y, in_place=True, group=world, vocab_start=first, vocab_size=257, **options)
+            loss = cross_entropy(held, y, in_place=True, **columns, **options)
             loss.sum().backward()
             whole = torch.autograd.grad(cross_entropy(z, y, **options).sum(), z)[0]
             bits(f"logits {kind} in place", held.detach(), whole[:, first:end])
